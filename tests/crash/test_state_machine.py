@@ -351,7 +351,7 @@ def settings_of(examples: int, steps: int) -> settings:
 def test_any_order() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
-    run_state_machine_as_test(Checkpoints, settings=settings_of(120 if FULL else 25, 40 if FULL else 30))
+    run_state_machine_as_test(Checkpoints, settings=settings_of(120 if FULL else 15, 40 if FULL else 30))
 
 
 @pytest.mark.skipif(not FULL, reason="make crash-matrix runs it on the fake server too")

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.trainer.preloaded import preloaded
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.external.checkpoints.states import newest_result
 from vlmpipe.trainer.storage import open_storage
@@ -43,10 +45,12 @@ class ExternalRun:
         return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def launch(self, *arguments: str, **variables: str) -> tuple[int, str]:
-        """Exit code and everything printed."""
-        process = self.popen(*arguments, **variables)
-        text, _ = process.communicate(timeout=120)
-        return process.returncode, text
+        """Exit code and everything printed, of a launcher that is forked from the preloaded process."""
+        module, *own = self.command()[2:]
+        with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
+            process = {"environment": {**os.environ, **variables}, "output": output.name}
+            (code,) = preloaded().run(module, [*own, *arguments], [process], timeout_s=120)
+            return code, output.read()
 
     def record(self, name: str) -> dict[str, Any]:
         return read_record(open_storage(self.uri), name)

@@ -22,6 +22,7 @@ tests of these use `torch.equal`.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -64,14 +65,21 @@ def require_equal_training(job: JobConfig, reference: JobConfig) -> None:
     assert losses(job) == pytest.approx(losses(reference), rel=RELATIVE)
     norms, expected = ([line["grad_norm"] for line in metrics(each)] for each in (job, reference))
     assert norms == pytest.approx(expected, rel=NORM)
-    steps = moments_of_steps(reference)
-    assert len(steps) == len(losses(reference)), "train the reference with EVERY_STEP"
+    moments, tolerances = _steps_of(reference.run.run_uri)
     (last,) = moments_of_steps(job, committed(open_storage(job.run.run_uri))[-1:])
-    require_equal_moments(last, steps[-1])
-    tolerances = weight_tolerances(steps, reference.train.optimizer)
+    require_equal_moments(last, moments)
     for averaged in (False, True) if reference.train.ema_decay and job.train.ema_decay else (False,):
         weights, wanted = (trained_weights(each, averaged=averaged) for each in (job, reference))
         require_equal_weights(weights, wanted, tolerances)
+
+
+@functools.lru_cache(maxsize=4)
+def _steps_of(reference_uri: str) -> tuple[dict[str, Moments], dict[str, Tensor]]:
+    """The last moments of a reference, with which several runs are compared, and the tolerances of its weights."""
+    reference = JobConfig.load(f"{reference_uri}/run.json")
+    steps = moments_of_steps(reference)
+    assert len(steps) == len(losses(reference)), "train the reference with EVERY_STEP"
+    return steps[-1], weight_tolerances(steps, reference.train.optimizer)
 
 
 def require_equal_moments(found: Mapping[str, Moments], expected: Mapping[str, Moments]) -> None:

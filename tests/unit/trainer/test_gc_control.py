@@ -22,6 +22,7 @@ class Ring:
 def as_usual() -> Iterator[None]:
     yield
     collect_as_usual()
+    gc.freeze()  # again, as tests/conftest.py: else each search goes through all that tests have imported
 
 
 def test_what_loading_has_left_is_gone_when_training_begins() -> None:

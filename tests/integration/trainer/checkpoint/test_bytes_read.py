@@ -45,7 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
     "zero1, bf16": {"train.strategy": "zero1", "train.precision": "bf16"},
     "fsdp, adapters": {"train.strategy": "fsdp", **LORA},
 }
-TRIED = chosen(CASES, lambda name: name in ("fsdp", "zero2", "fsdp, adapters"))
+TRIED = chosen(CASES, lambda name: name in ("fsdp", "zero2"))
 RESUMED = chosen(TRIED, lambda name: name == "fsdp")
 # Least and most that one of two nodes reads of a checkpoint, with what is rounded; elsewhere it is half of it.
 SHARES = {"ddp": (0.95, 1.1), "zero1": (0.5, 0.75), "zero2": (0.5, 0.75)}

@@ -82,7 +82,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(root: Path) -> JobConfig:
-    job = make_run(root, "reference", EVERY_STEP | STEPS)
+    job = make_run(root, "reference", EVERY_STEP | STEPS | {"train.micro_batch_size": 8})
     train_runs([job], processes=1)
     return job
 

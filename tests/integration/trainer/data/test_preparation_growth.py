@@ -20,7 +20,7 @@ from tests.support.short_form import only_whole
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare.pipeline import plan_chunks, prepare, prepare_share
 
-COUNT, TASKS = 3, 2
+COUNT, TASKS = 2, 2
 MOST_GROWTH = 3.0  # from twice to four times as many, beside that before: 2 where calls are linear, 4 where quadratic
 # Calls to write progress depend on time, those of the standard library and of numpy on what is in their caches.
 COUNTED = ("/trainer/data/", "/trainer/config/", "/trainer/storage/")

@@ -25,7 +25,7 @@ from vlmpipe.trainer.data.shards.disk_cache import GIB
 from vlmpipe.trainer.data.sources import open_source
 from vlmpipe.trainer.storage.gcs import GcsStorage
 
-FILES, ROWS, IMAGE_BYTES = 3, 256, 32 << 10
+FILES, ROWS, IMAGE_BYTES = 3, 128, 32 << 10
 FILE_BYTES = ROWS * IMAGE_BYTES
 FRAMES = 16  # of an allocation: the way from pyarrow or http back to this package
 
@@ -85,7 +85,7 @@ def test_rows_are_read_within_the_memory_of_a_part_of_a_file(bucket: GcsStorage,
     for sample in source:
         assert isinstance(sample, Sample) and len(sample.images[0].read()) == IMAGE_BYTES
         read += 1
-        if read % 128 == 0:
+        if read % (ROWS // 2) == 0:
             held = max(held, pa.total_allocated_bytes() - before + allocated_by_the_product())
             on_disk = max(
                 on_disk, sum(file.stat().st_size for file in (tmp_path / "cache").rglob("*") if file.is_file())

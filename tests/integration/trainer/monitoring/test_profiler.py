@@ -16,7 +16,7 @@ from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record
 
 CHANGES = {"train.log_every_steps": 1, "train.checkpoint_every_steps": 3}
-PROFILED = {"train.profile": {"start_step": 2, "steps": 3, "ranks": [0, 1]}}
+PROFILED = {"train.profile": {"start_step": 2, "steps": 3, "ranks": [1]}}
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +40,11 @@ def test_losses_are_the_same_to_the_bit(runs: tuple[JobConfig, JobConfig]) -> No
     assert not open_storage(plain.run.run_uri).list(FOLDER)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_summary_holds_phases_collectives_and_operations(runs: tuple[JobConfig, JobConfig], rank: int) -> None:
-    found = read_record(open_storage(runs[1].run.run_uri), f"{FOLDER}/rank-{rank}.json")
-    assert (found["first_step"], found["last_step"], found["rank"]) == (2, 4, rank)
+def test_the_summary_holds_phases_collectives_and_operations(runs: tuple[JobConfig, JobConfig]) -> None:
+    store = open_storage(runs[1].run.run_uri)
+    assert store.stat(f"{FOLDER}/rank-0.json") is None, "which is not among the ranks"
+    found = read_record(store, f"{FOLDER}/rank-1.json")
+    assert (found["first_step"], found["last_step"], found["rank"]) == (2, 4, 1)
     spans: dict[str, list[list[float]]] = found["spans"]
     assert {"forward and backward", "optimizer step", "checkpoint", "computing", "communication"} <= spans.keys()
     assert all(0 <= start <= end <= found["seconds"] + 1e-9 for line in spans.values() for start, end in line)

@@ -24,8 +24,12 @@ NEAR = 0.1  # of the real peak
 TOKENS = 640
 
 
-@pytest.mark.parametrize("freeze", [(), ("tower",)], ids=["trained", "frozen"])
-@pytest.mark.parametrize("model_type", [name for name in TYPES if name not in NOT_TRACED])
+FREEZE: dict[str, tuple[str, ...]] = {"trained": (), "frozen": ("tower",)}
+CASES = {f"{name}-{how}": (name, FREEZE[how]) for name in TYPES if name not in NOT_TRACED for how in FREEZE}
+TRIED = chosen(CASES, lambda name: name in ("internvl-trained", "glm4v_moe-frozen"))
+
+
+@pytest.mark.parametrize(("model_type", "freeze"), TRIED.values(), ids=TRIED)
 def test_a_traced_step_holds_what_a_real_one_does(model_type: str, freeze: tuple[str, ...], tmp_path: Path) -> None:
     """With images of the largest size in it."""
     require_near(model_type, freeze, "fp32", tmp_path)

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import tarfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,11 @@ def _unsafe(folder: Path) -> Line:
 
 
 def _file(data: bytes) -> Callable[[Path], Line]:
+    name = f"bad-{zlib.crc32(data)}.png"
+
     def make(folder: Path) -> Line:
-        (folder / "images" / "bad.png").write_bytes(data)
-        return record(0, id="bad", image="bad.png")
+        (folder / "images" / name).write_bytes(data)
+        return record(0, id="bad", image=name)
 
     return make
 
@@ -128,6 +131,7 @@ IN_TARS: dict[RejectCode, Callable[[tarfile.TarFile], None]] = {
 # file of their own (exclusions/test_exclusion_file.py).
 ELSEWHERE = frozenset({RejectCode.TEXT_NO_TOKENS, RejectCode.SAMPLE_EXCLUDED})
 
+GOOD = 20
 LIMITS = {
     "max_reject_fraction": 0.5,
     "max_image_pixels": 5000,
@@ -139,19 +143,24 @@ LIMITS = {
 
 
 def prepare_lines(folder: Path, codes: list[RejectCode], **data: Any) -> str:
-    """20 good records and one with each fault."""
-    images, records = llava_folder(folder, 20)
+    """20 good records and one with each fault, whose ids differ where the fault is not in them."""
+    images, records = llava_folder(folder, GOOD)
     if in_pairs := RejectCode.PAIR_INCOMPLETE in codes:
         records = [one | {"rejected": "Something else."} for one in records]
-    lines: list[Line] = [*records, *(IN_LINES[code](folder) for code in codes)]
+    bad = [IN_LINES[code](folder) for code in codes]
+    lines: list[Line] = [*records, *(_with_id(line, f"bad{number}") for number, line in enumerate(bad))]
     source = write_lines(folder / "data.jsonl", lines)
     config = job_config(folder / "root", source=str(source), image_folder=str(images), **LIMITS | data)
     return run_prepare(preferring(config) if in_pairs else config).uri
 
 
+def _with_id(line: Line, identity: str) -> Line:
+    return line | {"id": identity} if isinstance(line, dict) and line.get("id") == "bad" else line
+
+
 def prepare_tar(folder: Path, codes: list[RejectCode], **data: Any) -> str:
     with tarfile.open(folder / "data.tar", "w") as tar:
-        for number in range(20):
+        for number in range(GOOD):
             add_member(tar, f"{number}.txt", f"Number {number}.".encode())
             add_member(tar, f"{number}.png", png(number))
         for code in codes:
@@ -163,18 +172,31 @@ def test_every_code_has_exactly_one_fixture() -> None:
     assert sorted([*IN_LINES, *IN_TARS, *ELSEWHERE]) == sorted(RejectCode)
 
 
-@pytest.mark.parametrize("code", sorted({*RejectCode} - ELSEWHERE))
-def test_each_fault_is_rejected_with_its_own_code(tmp_path: Path, code: RejectCode) -> None:
-    uri = prepare_tar(tmp_path, [code]) if code in IN_TARS else prepare_lines(tmp_path, [code])
-    (line,) = Path(uri, "rejects.jsonl").read_text(encoding="utf-8").splitlines()
-    reject = json.loads(line)
-    where = "data.tar " if code in IN_TARS else "data.jsonl line 21"
-    assert reject["code"] == code
-    assert reject["where"].startswith(where)
+IN_PAIRS = [RejectCode.PAIR_INCOMPLETE]
+ALONE = [code for code in IN_LINES if code not in IN_PAIRS]
+
+
+@pytest.mark.parametrize(
+    ("codes", "prepare", "where"),
+    [
+        (ALONE, prepare_lines, "data.jsonl line {}"),
+        (IN_PAIRS, prepare_lines, "data.jsonl line {}"),
+        ([*IN_TARS], prepare_tar, "data.tar "),
+    ],
+    ids=["lines", "pairs", "tars"],
+)
+def test_each_fault_is_rejected_with_its_own_code(
+    tmp_path: Path, codes: list[RejectCode], prepare: Callable[..., str], where: str
+) -> None:
+    uri = prepare(tmp_path, codes, max_reject_fraction=1.0)
+    lines = Path(uri, "rejects.jsonl").read_text(encoding="utf-8").splitlines()
+    rejects = {reject["code"]: reject for reject in map(json.loads, lines)}
     summary = json.loads(Path(uri, "rejects_summary.json").read_text(encoding="utf-8"))
-    assert (summary["read"], summary["accepted"], summary["rejected"]) == (21, 20, 1)
-    assert summary["by_code"] == {code: 1}
-    assert summary["examples"][code][0].startswith(where)
+    assert (summary["read"], summary["accepted"], summary["rejected"]) == (GOOD + len(codes), GOOD, len(codes))
+    assert summary["by_code"] == dict.fromkeys(codes, 1) and len(lines) == len(codes)
+    for number, code in enumerate(codes, start=GOOD + 1):
+        assert rejects[code]["where"].startswith(where.format(number)), rejects[code]
+        assert summary["examples"][code][0].startswith(where.format(number))
 
 
 def test_every_code_is_documented() -> None:

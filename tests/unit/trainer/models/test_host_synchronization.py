@@ -115,7 +115,7 @@ class Made(TorchFunctionMode):
 
 
 # Online reads all that a model has: its tower and, of cached features, the rest.
-SHORT = chosen(CASES, lambda name: name.startswith("llava") or name.endswith("vl online"))
+SHORT = chosen(CASES, lambda name: name.startswith("llava ") or name.endswith("vl online"))
 
 
 @pytest.mark.parametrize("case", SHORT.values(), ids=SHORT)

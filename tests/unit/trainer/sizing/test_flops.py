@@ -27,8 +27,8 @@ COUNTED = chosen(
     },
     lambda name: (
         name.endswith("online, none")
-        or name.startswith("qwen2.5-vl, cached, none")
-        or name.startswith(("siglip and qwen2", "nothing frozen, online", "adapters,", "the head alone, cached"))
+        or name.startswith(("qwen2.5-vl, cached, none", "the head alone, cached, none"))
+        or name.startswith(("siglip and qwen2", "nothing frozen, online", "adapters, online"))
     ),
 )
 

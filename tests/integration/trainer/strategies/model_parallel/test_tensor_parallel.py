@@ -85,7 +85,7 @@ def runs(root: Path) -> dict[str, JobConfig]:
         return make_run(root, run_id, {**MODEL, **STEPS, **strategy_changes(strategy), **changes}, features="off")
 
     has_adapters = any("adapters" in name for name in (*OTHERS, *MOVES))
-    done = {"reference": job("reference", "ddp", **EVERY_STEP)}
+    done = {"reference": job("reference", "ddp", **EVERY_STEP, **{"train.micro_batch_size": 8})}
     if has_adapters:
         done["reference adapters"] = job("reference-adapters", "ddp", **ADAPTED, **EVERY_STEP)
     if UNPACKED:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.data.chunks import fixed_tokenizer
 from tests.support.data.prepared import job_config, llava_folder, png, prepared_files, run_prepare
+from tests.support.short_form import chosen
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare import pipeline
 from vlmpipe.trainer.data.prepare.chunks import chunk as chunk_module
@@ -61,12 +62,18 @@ def mutated(path: Path) -> tuple[bytes, os.stat_result]:
     return before, stat
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize(
-    ("source", "name", "small"),
-    [("llava", "set.jsonl", True), ("llava", "images/3.png", True), ("llava", "images/3.png", False),
-     ("parquet", "images/3.png", False)],
-)  # fmt: skip
+FILES = (
+    ("llava", "set.jsonl", True),
+    ("llava", "images/3.png", True),
+    ("llava", "images/3.png", False),
+    ("parquet", "images/3.png", False),
+)
+CHANGES = {f"{moment}, {file}": (moment, *file) for moment in MOMENTS for file in FILES}
+# Each file and each moment.
+SHORT = {f"{[*MOMENTS][number % len(MOMENTS)]}, {file}" for number, file in enumerate(FILES)}
+
+
+@pytest.mark.parametrize(("moment", "source", "name", "small"), chosen(CHANGES, SHORT.__contains__).values())
 def test_a_change_while_data_is_prepared_is_named_and_is_in_no_later_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, source: str, name: str, small: bool
 ) -> None:
