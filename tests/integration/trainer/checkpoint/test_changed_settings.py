@@ -51,7 +51,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def _settings(strategy: str, precision: str) -> dict[str, Any]:
-    return {"train.strategy": strategy, "train.precision": precision, "model.freeze": []}
+    return {"train.strategy": strategy, "train.precision": precision, "train.micro_batch_size": 8, "model.freeze": []}
 
 
 def _resumed(root: Path, settings: dict[str, dict[str, Any]], changes: dict[str, Any]) -> Runs:

@@ -15,7 +15,7 @@ from transformers import AutoModelForImageTextToText, Qwen2Config, Qwen2ForCausa
 from tests.support.short_form import WHOLE, chosen, only_whole
 from tests.support.trainer.adapters import built_model
 from tests.support.trainer.checkpoints import newest_good
-from tests.support.trainer.equalities import RELATIVE, RELATIVE_BF16, trained_weights
+from tests.support.trainer.equalities import RELATIVE, RELATIVE_BF16, begin_in_the_middle, trained_weights
 from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import losses, make_run, summary, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
@@ -114,15 +114,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory, base: Path) -> dict[str, JobC
         }
     for strategy in FORMATS:
         here = strategy_changes(strategy)
-        made |= {
-            f"{strategy} straight": run(f"{strategy}-straight", {**here, **DROPPING}),
-            f"{strategy} stopped": run(f"{strategy}-resumed", {**here, **DROPPING, "train.max_steps": STOP_STEP}),
-        }
+        dropping = {**here, **DROPPING, "train.checkpoint_every_steps": STOP_STEP}
+        made[f"{strategy} straight"] = run(f"{strategy}-straight", dropping)
     train_runs(list(made.values()), processes=2)
     resumed = {
         f"{strategy} resumed": run(f"{strategy}-resumed", {**strategy_changes(strategy), **DROPPING})
         for strategy in FORMATS
     }
+    for strategy in FORMATS:
+        begin_in_the_middle(resumed[f"{strategy} resumed"], made[f"{strategy} straight"], STOP_STEP)
     train_runs(list(resumed.values()), processes=2)
     return {**references, **made, **resumed}
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForImageTextToText
 
 from tests.support.short_form import chosen
 from tests.support.trainer.checkpoints import newest_good
-from tests.support.trainer.equalities import NODES, STEPS, STOP_STEP, trained_weights
+from tests.support.trainer.equalities import NODES, STEPS, STOP_STEP, begin_in_the_middle, trained_weights
 from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
 from vlmpipe.trainer.checkpoint.export.hf_export import export_checkpoint
@@ -61,14 +61,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     for name in NODES.keys() & base.keys():
         base[name]["train.micro_batch_size"] = 1
     stop = {"train.max_steps": STOP_STEP}
-    two = {name: make_run(root, name, changes) for name, changes in base.items()}
-    stopped = {name: make_run(root, f"{name}-resumed", base[name] | stop) for name in RESUMED}
+    middle = {"train.checkpoint_every_steps": STOP_STEP}
+    two = {name: make_run(root, name, changes | middle) for name, changes in base.items()}
     moved = {
         name: make_run(root, name.replace(" ", "-"), {"train.strategy": "fsdp", "train.precision": begins} | stop)
         for name, (begins, _) in MOVES.items()
     }
-    train_by_nodes([*two.items(), *stopped.items(), *moved.items()])
+    train_by_nodes([*two.items(), *moved.items()])
     resumed = {name: make_run(root, f"{name}-resumed", base[name]) for name in RESUMED}
+    for name in RESUMED:
+        begin_in_the_middle(resumed[name], two[name])
     two |= {
         name: make_run(root, name.replace(" ", "-"), {"train.strategy": "ddp", "train.precision": ends, **STEPS})
         for name, (_, ends) in MOVES.items()

@@ -22,7 +22,7 @@ from vlmpipe.trainer.storage.export_manifest import require_whole_export
 from vlmpipe.trainer.storage.records import read_record, write_record
 
 pytestmark = pytest.mark.timeout(300)
-STEPS = 6
+STEPS = 4
 
 
 def add(root: Path, variant: str, train: dict[str, Any]) -> JobConfig:
@@ -30,7 +30,7 @@ def add(root: Path, variant: str, train: dict[str, Any]) -> JobConfig:
 
 
 def changed(**train: Any) -> dict[str, Any]:
-    fields = {f"train.{name}": value for name, value in {"max_steps": STEPS, **train}.items()}
+    fields = {f"train.{name}": value for name, value in {"max_steps": STEPS, "micro_batch_size": 8, **train}.items()}
     return {**fields, "evaluate.max_samples": 8}
 
 
