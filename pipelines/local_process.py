@@ -25,7 +25,7 @@ from vlmpipe.trainer.errors import CAUSES, ExitCode, UserError, os_errors, print
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
 
-POLL_S = 0.25
+POLL_S = 1.0  # clocks on the screen count seconds
 DIAGNOSIS = "diagnosis.json"  # which the report shows
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -1,7 +1,8 @@
 """The quickstart as a user of the wheel has it: the shipped run file, the whole graph, real training on two replicas;
 then again. The folder that it runs in has packages of the user's own with the names of ours.
 
-In the short form the notebook runs it, with two epochs instead of five and a gate that these can pass."""
+In the short form the notebook runs it, with a quarter of the data and few steps: every step and record is as in the
+long form, but the model has not learnt to read."""
 
 from __future__ import annotations
 
@@ -14,13 +15,11 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import nbformat
 import pytest
 import torch
 import yaml
-from nbclient import NotebookClient
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
@@ -36,12 +35,17 @@ from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record, write_record
 
+if TYPE_CHECKING:  # nbformat takes seconds to import, which every process that collects tests would
+    import nbformat
+
 STEPS = {
     "resolve-run", "prepare-data", "cache-features", "train", "sync-checkpoint", "evaluate", "decide", "register-model",
     "notify",
 }  # fmt: skip
 
 NOTEBOOK = ROOT / "examples/notebook/first_model.ipynb"
+LOADED = 'vlmpipe.load("digits.yaml", *shorter, *lower)'  # in one of its cells
+FEW_STEPS = ("data.max_samples=400", "train.max_steps=60", "evaluate.max_samples=100", "gate=none")
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -104,11 +108,17 @@ def root(place: Place) -> Path:
 @pytest.fixture(scope="module")
 def notebook(place: Place, tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
     """The notebook after its last cell, in the quickstart's folder. `%pip install` takes the wheel and nothing else."""
+    import nbformat
+    from nbclient import NotebookClient
+
     folder = tmp_path_factory.mktemp("notebook") if WHOLE else place.folder
     target = folder / "installed"
     pip = {"NO_INDEX": "1", "NO_DEPS": "1", "FIND_LINKS": str(place.installed.parent / "source"), "TARGET": str(target)}
     executed = nbformat.read(NOTEBOOK, as_version=4)
     assert not any(cell.get("outputs") for cell in executed.cells), "it is kept without what its cells showed"
+    (loading,) = (cell for cell in executed.cells if LOADED in cell.source)
+    if not WHOLE:
+        loading.source = loading.source.replace(LOADED, f'vlmpipe.load("digits.yaml", *{FEW_STEPS})')
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {**{f"PIP_{name}": value for name, value in pip.items()}, **SECRETS}.items():
             patch.setenv(name, value)
@@ -149,7 +159,8 @@ def test_the_notebook_shows_the_plan_the_report_and_what_the_model_reads_in_a_dr
     assert run.startswith("<pre") and "<iframe sandbox" in run and "digits" in run.split("<iframe", 1)[1]
     assert any("image/png" in output.data for output in outputs), "the drawing"
     # Which one it reads is the model's affair: the drawing is none of its scans.
-    assert re.search(r"^what digit is this\? \d$", shown_by(notebook), re.MULTILINE)
+    answer = r"\d" if WHOLE else ".+"
+    assert re.search(rf"^what digit is this\? {answer}$", shown_by(notebook), re.MULTILINE)
 
 
 def test_no_secret_of_the_environment_is_written_anywhere(root: Path, first: tuple[Path, str]) -> None:
@@ -171,13 +182,19 @@ def test_training_was_two_replicas_with_cached_features(first: tuple[Path, str])
     assert {path.name for path in (first[0] / "logs" / "train").iterdir()} >= {"workerpool0-0.log", "workerpool1-0.log"}
 
 
+def test_the_model_learns_and_is_measured_with_both_controls(first: tuple[Path, str]) -> None:
+    summary, result = (read(first[0], name) for name in ("summary.json", "evaluate.json"))
+    assert summary["final_loss"] < 0.7 * summary["first_loss"]
+    assert result["chance"] < 0.35 and result["controls"].keys() >= {"shuffled_image", "no_image"}
+    assert f"{100 * result['exact_match']:.1f} %" in first[1]
+
+
+@only_whole
 def test_the_model_reads_digits_and_needs_the_picture_for_it(first: tuple[Path, str]) -> None:
     result = read(first[0], "evaluate.json")
-    assert result["exact_match"] > (0.9 if WHOLE else 0.55)
-    assert result["chance"] < 0.35
+    assert result["exact_match"] > 0.9
     for control in ("shuffled_image", "no_image"):
         assert result["controls"][control]["exact_match"] < 0.4
-    assert f"{100 * result['exact_match']:.1f} %" in first[1]
 
 
 def test_it_is_accepted_registered_and_reported(first: tuple[Path, str]) -> None:
@@ -209,8 +226,9 @@ def test_a_flipped_bit_in_any_file_that_is_read_again_is_found(first: tuple[Path
     folders = (run, Path(pointers["prepared_uri"]), Path(pointers["features_uri"]))
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
     checked = [path for path in files if not NOT_READ_AGAIN.search(str(path))]
-    assert len(checked) > 50
-    for path in checked:
+    assert len(checked) > (50 if WHOLE else 30)
+    kinds = {(path.parent.name, path.suffix): path for path in checked}  # the short form damages one of each
+    for path in checked if WHOLE else kinds.values():
         whole = path.read_bytes()
         flipped, bit = bytearray(whole), draws.randrange(8 * len(whole))
         flipped[bit // 8] ^= 1 << bit % 8

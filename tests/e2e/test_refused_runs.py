@@ -105,6 +105,7 @@ def test_an_image_folder_without_images_ends_the_run_with_a_message(place: Path)
     assert not list(place.glob("runs/prepared/*"))
 
 
+@only_whole  # a run whose preparation fails, in words and with an exit code: tests/incidents/test_staged.py
 def test_too_many_bad_samples_end_the_run_with_examples_and_nothing_prepared(place: Path) -> None:
     _, records = llava_folder(place, count=20)
     for number in range(5):

@@ -7,6 +7,7 @@ or failed by what the process had read before.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -41,14 +42,21 @@ ONLY_IN = {
 }
 
 
+ENDS = {name.rpartition(".")[2] for name in ONLY_IN}
+MAY_SET = re.compile(rf"\b({'|'.join(sorted(ENDS))})\b")
+
+
 def set_for_all(text: str) -> Iterator[str]:
     """The names in ONLY_IN that a module calls or assigns."""
+    if not MAY_SET.search(text):
+        return
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call):
             named: list[ast.expr] = [node.func]
         else:
             named = node.targets if isinstance(node, ast.Assign) else []
-        yield from (name for each in named if (name := ast.unparse(each)) in ONLY_IN)
+        ending = (each for each in named if isinstance(each, ast.Attribute) and each.attr in ENDS)
+        yield from (name for each in ending if (name := ast.unparse(each)) in ONLY_IN)
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,12 +38,15 @@ VERB = re.compile(r"(create|resume|update|deploy|enable|start|run|submit|retry|m
 CLIENT = re.compile(r"(^|\.)_?(client|api|custom)$")
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    for folder in FOLDERS:
-        for path in sorted((ROOT / folder).resolve().rglob("*.py")):
-            name = path.relative_to(ROOT)
-            if not str(name).startswith(("vlmpipe/rehearsal", "vlmpipe/trainer")):
-                yield str(name), ast.parse(path.read_text(encoding="utf-8"))
+@functools.cache
+def sources() -> list[tuple[str, ast.Module]]:
+    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).resolve().rglob("*.py"))]
+    names = {str(path.relative_to(ROOT)): path for path in paths}
+    return [
+        (name, ast.parse(path.read_text(encoding="utf-8")))
+        for name, path in names.items()
+        if not name.startswith(("vlmpipe/rehearsal", "vlmpipe/trainer"))
+    ]
 
 
 def functions(tree: ast.AST) -> Iterator[tuple[ast.FunctionDef, list[ast.AST]]]:
@@ -92,7 +96,9 @@ def test_approvals_are_made_by_one_function_which_no_caller_answers() -> None:
     makers, answered = set[str](), set[str]()
     for path, tree in sources():
         for function, nodes in functions(tree):
-            calls = {ast.unparse(node.func): node for node in nodes if isinstance(node, ast.Call)}
+            calls = {
+                node.func.id: node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            }
             makers |= {f"{path}: {function.name}"} if "Approved" in calls else set()
             if call := calls.get("require_approval"):
                 keywords = {keyword.arg: keyword.value for keyword in call.keywords}

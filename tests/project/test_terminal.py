@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,19 +26,28 @@ BYPASSES = {
 }
 
 
+ENDS = {name.rpartition(".")[2] for name in BYPASSES} | {"Console", "write", "write_styled"}
+MAY_BYPASS = re.compile(
+    rf"\b({'|'.join(sorted(ENDS - {'write'}))}|os\.write)\b"
+)  # the tree of another module is not looked at
+
+
 def bypasses(source: str) -> Iterator[str]:
     """What in a module prints past the streams."""
+    if not MAY_BYPASS.search(source):
+        return
     for node in ast.walk(ast.parse(source)):
-        text = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+        text = ast.unparse(node) if isinstance(node, ast.Attribute) and node.attr in ENDS else ""
         if text in BYPASSES:
             yield f"line {node.lineno}: {text}: {BYPASSES[text]}"  # type: ignore[attr-defined]
         if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            if called.rpartition(".")[2] == "Console":
+            last = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            called = ast.unparse(node.func) if last in ENDS else ""
+            if last == "Console":
                 yield f"line {node.lineno}: {called}: a console that prints texts as they are"
             if called == "os.write" and node.args and ast.unparse(node.args[0]) in ("1", "2"):
                 yield f"line {node.lineno}: {called}: bytes are not looked at"
-            if called.rpartition(".")[2] == "write_styled":
+            if last == "write_styled":
                 yield f"line {node.lineno}: {called}: texts with control sequences"
 
 

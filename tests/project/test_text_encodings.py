@@ -6,6 +6,7 @@ Ruff's PLW1514 is a rule in preview, infers the types of few paths, and does not
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -18,10 +19,15 @@ MODE_LETTERS = frozenset("rwaxbt+")
 OTHER_FILES = ("tarfile", "av", "Image")  # whose `open` reads no text
 
 
+MAY_BE_TEXT = re.compile(r"\b(read_text|write_text|fdopen|\w*TemporaryFile|open|text|universal_newlines)\b")
+
+
 def without_encoding(text: str) -> Iterator[int]:
     """Lines of calls that read or write text in the locale's encoding."""
+    if not MAY_BE_TEXT.search(text):
+        return
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Call) and not _names_encoding(node) and _is_text(node):
+        if isinstance(node, ast.Call) and _is_text(node) and not _names_encoding(node):
             yield node.lineno
 
 

@@ -97,7 +97,10 @@ print(vlmpipe.compile(config, target="local"))
 """
 
 
-@pytest.mark.parametrize("start", ["command", "script", "ours first"])
+@pytest.mark.parametrize(
+    "start",  # as a notebook starts: the test below
+    [pytest.param("command", marks=only_whole), pytest.param("script", marks=only_whole), "ours first"],
+)
 def test_a_user_s_trainer_and_our_api_work_in_one_process(installed: Path, tmp_path: Path, start: str) -> None:
     """Their own `trainer.task`, `pipelines.task` and `components.task`, in a folder from which plain Python starts."""
     shadowing_packages(tmp_path)

@@ -118,7 +118,7 @@ class PlainView:
 class LiveView:
     """A table that redraws itself in a terminal."""
 
-    def __init__(self, console: Console, *, refresh_per_second: float = 4) -> None:
+    def __init__(self, console: Console, *, refresh_per_second: float = 2) -> None:
         from rich.live import Live
 
         self._console = console

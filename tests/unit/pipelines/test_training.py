@@ -12,6 +12,7 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 from tests.support.paths import ROOT
 from tests.support.pipelines import golden_pipelines
 from tests.support.pipelines.graphs import Spec, all_tasks, shape, steps
+from tests.support.short_form import WHOLE
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.job_spec.build import check_job_spec, job_spec, jobs_of, worker_pools
 from vlmpipe.pipelines.compile import compile_pipeline
@@ -24,6 +25,10 @@ from vlmpipe.trainer.preflight.bought import VARIABLE
 RUN_FILES = [
     path for path in sorted((ROOT / "configs").glob("*.yaml")) if "service_account:" in path.read_text()
 ]  # those that may be compiled for Vertex AI
+# Those whose graphs differ: compiling all of them is left to the whole form, and for Vertex AI to access/test_table.py.
+DIFFERENT = ("arr-coc", "digits", "digits-preferences", "llava-7b-stages", "qwen2-5-vl-3b-weekly")
+COMPILED = [path for path in RUN_FILES if WHOLE or path.stem in DIFFERENT]
+SWEEPS = sorted((ROOT / "configs/sweeps").glob("*.yaml"))
 JOB_STEPS = ("cache-features", "train", "evaluate")
 DIGITS = ROOT / "configs/digits.yaml"
 RUN_URI = "gs://example-bucket/vlmpipe/runs/r1"
@@ -49,7 +54,7 @@ def compiled(config: RunConfig, target: str, folder: Path) -> Spec:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", COMPILED, ids=lambda path: path.stem)
 def test_a_strict_reader_finds_the_pipeline_that_was_written(path: Path, target: str, tmp_path: Path) -> None:
     config = load_run_file(path)
     read = json_format.ParseDict(compiled(config, target, tmp_path), pipeline_spec_pb2.PipelineSpec())
@@ -65,7 +70,7 @@ def constants(task: Spec) -> Spec:
     }
 
 
-@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", COMPILED, ids=lambda path: path.stem)
 def test_the_graph_is_the_same_on_every_target(path: Path, tmp_path: Path) -> None:
     config = load_run_file(path)
     vertex, kubeflow, local = (compiled(config, target, tmp_path) for target in TARGETS)
@@ -179,7 +184,7 @@ def test_no_step_installs_anything(digits: RunConfig, tmp_path: Path) -> None:
     assert images == {digits.gcp.pipeline_image, "gcr.io/ml-pipeline/google-cloud-pipeline-components:2.22.0"}
 
 
-@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", COMPILED, ids=lambda path: path.stem)
 def test_a_pipeline_for_kubeflow_holds_nothing_of_vertex(path: Path, tmp_path: Path) -> None:
     config = load_run_file(path, ["notify.email=[a@b.org]"])
     spec = compiled(config, "kubeflow", tmp_path)
@@ -204,7 +209,7 @@ def test_parameters_are_few_described_and_need_no_value(digits: RunConfig, tmp_p
     assert load_run_file_text(parameters["run_file"]["defaultValue"], tmp_path) == digits
 
 
-@pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", COMPILED, ids=lambda path: path.stem)
 def test_console_shows_the_run_files_values_as_defaults(path: Path, tmp_path: Path) -> None:
     config = load_run_file(path)
     parameters = compiled(config, "vertex", tmp_path)["root"]["inputDefinitions"]["parameters"]
@@ -365,7 +370,7 @@ def test_an_audit_is_a_job_for_which_the_gate_does_not_wait(target: str, tmp_pat
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("path", sorted((ROOT / "configs/sweeps").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", SWEEPS if WHOLE else SWEEPS[:1], ids=lambda path: path.stem)
 def test_a_sweep_has_loops_over_preparations_and_jobs_and_one_comparison(
     path: Path, target: str, tmp_path: Path
 ) -> None:

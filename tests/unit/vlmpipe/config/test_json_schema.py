@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.support.paths import ROOT
+from tests.support.short_form import WHOLE
 from vlmpipe.config import json_schema as schema
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.validation_errors import closest_field, fields_of
@@ -17,7 +18,8 @@ def test_every_field_says_what_it_does() -> None:
 
 def test_every_known_field_is_its_own_closest() -> None:
     fields = [path for path, _, _ in fields_of(RunConfig)]
-    assert [closest_field(path, fields) for path in fields] == fields
+    asked = fields if WHOLE else fields[::10]
+    assert [closest_field(path, fields) for path in asked] == asked
 
 
 def test_the_reference_files_are_up_to_date() -> None:

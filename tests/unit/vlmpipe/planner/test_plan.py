@@ -34,6 +34,8 @@ from vlmpipe.trainer.tracing.fake_inputs import SequenceShape
 from vlmpipe.trainer.tracing.pipeline_stage import trace_stage
 from vlmpipe.trainer.tracing.step import trace_step
 
+# Without analyses of models from an earlier run of the tests, a plan takes seconds: the whole form plans all.
+PLANNED = ("arr-coc", "digits", "digits-preferences", "llava-34b-tp", "llava-7b-lora", "qwen2-5-vl-7b-qlora")
 SEVEN_B = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
 
 
@@ -47,7 +49,8 @@ def plan() -> Plan:
 
 
 def test_the_shipped_run_files_have_no_error(plan: Plan) -> None:
-    others = [plan_run(load_run_file(path)) for path in sorted((ROOT / "configs").glob("*.yaml")) if path != SEVEN_B]
+    paths = [path for path in sorted((ROOT / "configs").glob("*.yaml")) if WHOLE or path.stem in PLANNED]
+    others = [plan_run(load_run_file(path)) for path in paths]
     assert [one.errors for one in (plan, *others)] == [[]] * (len(others) + 1)
 
 

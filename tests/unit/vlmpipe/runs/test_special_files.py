@@ -53,7 +53,7 @@ LOOKS: dict[str, Callable[[Path], object]] = {
 # A report of each file that is no file takes the longest, and reads by the same functions as all others.
 SHORT = chosen(
     {f"{look}, {kind}": (look, kind) for look in LOOKS for kind in INSTEAD},
-    lambda name: not name.startswith("report, ") or name in ("report, folder", "report, FIFO"),
+    lambda name: not name.startswith("report, ") or name == "report, FIFO",
 )
 
 
