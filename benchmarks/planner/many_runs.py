@@ -3,11 +3,13 @@
 One real run is trained; the others are copies of its folder with other names, times and outcomes
 (`benchmarks/planner/runs_root.py`). Every command is a process of its own. A registry of as many versions is measured
 beside them, in this process.
+
+To compare with an earlier commit, check it out: git worktree add build/earlier COMMIT. With the most runs, its commands
+then take turns with those of this checkout. Modules of both are compiled first, as those of an installed package are.
 """
 
 from __future__ import annotations
 
-import os
 import resource
 import shutil
 import subprocess
@@ -17,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.planner.runs_root import write_runs
@@ -28,6 +31,9 @@ from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import seal
 
 ROOT = Path(__file__).parents[2]
+EARLIER = ROOT / "build/earlier"
+PACKAGES = ("vlmpipe", "trainer", "pipelines", "components")
+Seconds = tuple[float, float]  # CPU, wall
 COUNTS = (100, 1_000, 10_000)
 COMMAND = [sys.executable, "-m", "vlmpipe.cli.app"]
 RUN_FILE, STEPS = str(ROOT / "configs/digits.yaml"), "train.max_steps=20"
@@ -54,16 +60,35 @@ def many_runs(bench: Bench) -> None:
         root = bench.scratch / f"runs-{count}"
         first = write_runs(original, root, count)[0]
         names = {"{first}": first, "{page}": str(bench.scratch / "page.html")}
-        sides: dict[str, Callable[[], tuple[float, float]]] = {
-            title: partial(_seconds, [*(names.get(word, word) for word in words), "--root", str(root)])
+        checkouts = {"": ROOT}
+        if EARLIER.is_dir() and count == counts[-1]:
+            checkouts[", earlier commit"] = EARLIER
+        for checkout in checkouts.values():
+            subprocess.run([sys.executable, "-m", "compileall", "-q", *PACKAGES], cwd=checkout, check=True)
+        sides: dict[str, Callable[[], Seconds]] = {
+            title + which: partial(
+                _seconds, [*(names.get(word, word) for word in words), "--root", str(root)], checkout
+            )
             for title, words in COMMANDS.items()
+            for which, checkout in checkouts.items()
         }
-        found = bench.take_turns(f"{count:,} runs", sides, rounds=3, warm_up=False)
-        for title, values in found.items():
-            for unit, place in (("CPU s", 0), ("s", 1)):
-                side = Side(title, [pair[place] for pair in values])
-                bench.report.figure(f"vlmpipe {title}", f"{count:,} runs", unit, side)
+        found = bench.take_turns(f"{count:,} runs", sides, warm_up=False)
+        for title in COMMANDS:
+            _report(bench, title, f"{count:,} runs", {title + which: found[title + which] for which in checkouts})
     _versions(bench, original, counts[-1])
+
+
+def _report(bench: Bench, title: str, data: str, found: dict[str, list[Seconds]]) -> None:
+    """Figures of this checkout, then of an earlier one, and how many times as many commands this one runs a second."""
+    claim = f"vlmpipe {title}"
+    for label, values in found.items():
+        for unit, place in (("CPU s", 0), ("s", 1)):
+            bench.report.figure(claim, data, unit, Side(label, [pair[place] for pair in values]))
+    if len(found) > 1:
+        ours, earlier = (Side(label, [1 / cpu_s for cpu_s, _ in values]) for label, values in found.items())
+        pairs = zip(*found.values(), strict=True)
+        wall_ratio = median(before[1] / now[1] for now, before in pairs)
+        bench.report.compare(claim, data, "commands / CPU s", ours, earlier, wall_ratio=wall_ratio)
 
 
 def _trained(root: Path) -> Path:
@@ -74,11 +99,11 @@ def _trained(root: Path) -> Path:
     return folder
 
 
-def _seconds(words: list[str]) -> tuple[float, float]:
+def _seconds(words: list[str], checkout: Path) -> Seconds:
     """CPU and wall seconds of a command."""
     before, began_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     # A run whose gate rejected its model, or that was stopped, ends some of these with a code of its own.
-    subprocess.run([*COMMAND, *words], cwd=ROOT, env=os.environ, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*COMMAND, *words], cwd=checkout, check=True, stdout=subprocess.DEVNULL)
     took_s, after = time.perf_counter() - began_s, resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, took_s
 

@@ -10,7 +10,6 @@ from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
 
-from vlmpipe.trainer.data.prepare.deduplicate import counted_question
 from vlmpipe.trainer.data.sample import DEFAULT_SLICE, Turn
 from vlmpipe.trainer.evaluation.cider import MIN_PICTURES, Captioned, cider_d, looks_like_captions
 from vlmpipe.trainer.evaluation.vqa_answers import normalise_answer
@@ -149,6 +148,7 @@ def baseline_answers(questions: Sequence[Question], slices: Mapping[str, Trainin
 
     slices: of `stats.json`. Questions of a slice that it does not have, such as one of their text, are of the default.
     """
+    from vlmpipe.trainer.data.prepare.deduplicate import counted_question  # and its tables: compare needs neither
 
     def answer(asked: Question) -> str:
         of_slice = slices.get(asked.slice) or slices.get(DEFAULT_SLICE) or TrainingSlice()

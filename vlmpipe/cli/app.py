@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -315,6 +316,7 @@ def console() -> None:
         main()
     except SystemExit as leaving:
         if "torch" not in sys.modules or not isinstance(leaving.code, int | None):
+            gc.freeze()  # the interpreter's last searches for cycles would take a tenth of a short command's time
             raise
         sys.stdout.flush()
         sys.stderr.flush()

@@ -7,14 +7,16 @@ for removals.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from vlmpipe.inventory.registries import Registries
 from vlmpipe.inventory.run_folder import SETTINGS, ListedRun, RunFolder, size_of
-from vlmpipe.platforms.local.runs.run import folders_in, where_permitted
+from vlmpipe.inventory.tags import TAGS
+from vlmpipe.platforms.local.runs.run import folders_in, paths_in, where_permitted
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.trainer.errors import ConfigError, UserError
 from vlmpipe.trainer.gc_control import collector_off
@@ -83,22 +85,42 @@ class Listing:
     sizes: dict[str, int | None] | None = None
 
 
+@dataclass(frozen=True)
+class Filter:
+    """Which runs are asked for: of this run file, which ended so, with this tag. An empty field asks for any."""
+
+    name: str = ""
+    outcome: str = ""
+    tag: str = ""
+
+    def may_choose(self, run: RunFolder) -> bool:
+        """Return whether the run may be asked for, by its marker and by whether it has tags at all."""
+        if self.tag and not os.path.lexists(f"{run.path}/{TAGS}"):
+            return False
+        if run.marker is None or self.outcome in ("", "running", "damaged"):
+            return True
+        return self.outcome == run.marker.outcome(running=False)
+
+    def chooses(self, run: ListedRun) -> bool:
+        return self.name in ("", run.name) and self.outcome in ("", run.outcome) and self.tag in ("", *run.tags)
+
+
 @collector_off()  # which would take two thirds of the time of ten thousand runs
-def newest_runs(root: str, *, last: int = 0, chosen: Callable[[ListedRun], bool] | None = None) -> Listing:
+def newest_runs(root: str, *, last: int = 0, chosen: Filter | None = None) -> Listing:
     """The newest `last` runs under `root`, 0 for all, and those whose start is not known.
 
-    `chosen`: whether a run is asked for; then every run's records are read. A run whose records are damaged is listed
-    as such. Raises ConfigError for a bucket.
+    With `chosen`, the records of every run that it may choose are read. A run whose records are damaged is listed as
+    such. Raises ConfigError for a bucket.
     """
     top, (runs, unknown) = _top(root), _runs_in(_top(root))
     registries = Registries(top / "registry")
-    asked = [run for run in runs if chosen(run.listed)] if chosen else runs
+    asked = [run for run in runs if chosen.may_choose(run) and chosen.chooses(run.listed)] if chosen else runs
     is_whole = chosen is None and (not last or len(runs) <= last)
     undated = [run for run in asked if not run.started_s]
     dated = asked[len(undated) :]
     shown = [*undated[-last:], *dated[-last:]]  # all of them for 0
     rows = tuple(
-        run.with_figures(_registered(run, registries, all_versions=is_whole)) for run in shown if run.folder.is_dir()
+        run.with_figures(_registered(run, registries, all_versions=is_whole)) for run in shown if not run.is_gone
     )
     listing = Listing(top, rows, len(runs), len(asked) - len(shown), registries.problems)
     if not is_whole:
@@ -117,7 +139,7 @@ def read_inventory(root: str) -> Inventory:
     top = _top(root)
     folders, unknown = _runs_in(top)
     registries = Registries(top / "registry")
-    runs = tuple(_registered(run, registries, all_versions=True) for run in folders if run.folder.is_dir())
+    runs = tuple(_registered(run, registries, all_versions=True) for run in folders if not run.is_gone)
     named = {other.run_id: _names_of(other) for other in unknown}
     shared = tuple(_shared_in(top, runs, unknown))
     return Inventory(top, runs, shared, tuple(other.folder for other in unknown), named, registries.problems)
@@ -132,7 +154,7 @@ def _top(root: str) -> Path:
 def _runs_in(top: Path) -> tuple[list[RunFolder], list[RunFolder]]:
     """The runs by their starts, and folders without a run's records."""
     runs, unknown = list[RunFolder](), list[RunFolder]()
-    for folder in map(RunFolder, folders_in(top / "runs")):
+    for folder in map(RunFolder, paths_in(top / "runs")):
         (runs if folder.has_run else unknown).append(folder)
     runs.sort(key=lambda run: (run.started_s, run.run_id))
     return runs, unknown

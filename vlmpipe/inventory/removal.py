@@ -182,7 +182,7 @@ def _reason(inventory: Inventory, run: ListedRun, leaving: set[str], *, unfinish
     others = [other for other in inventory.referring.get(run.run_id, ()) if other not in leaving]
     if run.outcome == "running":
         return "it is running"
-    if os.path.islink(run.folder):
+    if os.path.islink(run.run_uri):
         return "its folder is a link"
     if run.problem:
         return f"what it refers to is not known: {run.problem}"

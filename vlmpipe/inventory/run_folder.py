@@ -38,9 +38,9 @@ from vlmpipe.trainer.storage.regular_files import read_whole
 R = TypeVar("R", bound=Record)
 SETTINGS = "run.json"
 REMEMBERED = 256  # contents of files that runs have in common
-REFERRING = (DataPointers.FILE, Registered.FILE, RUN_FILE_COPY, SETTINGS)
-ASKED_FOR = frozenset((TAGS, LOCK, SEARCH_FILE))
-BULK = (CHECKPOINTS, EXPORT, STEPS, USAGE, "kfp", "logs")  # beside a run's records; a variant may have such a name
+REFERRING = frozenset((DataPointers.FILE, Registered.FILE, RUN_FILE_COPY, SETTINGS))
+# Beside a run's records; a variant may have such a name.
+BULK = frozenset((CHECKPOINTS, EXPORT, STEPS, USAGE, "kfp", "logs"))
 # Runs in the texts of a run file. The usual root is a folder that is called runs, too: runs/runs/ID names both.
 _NAMED = re.compile(r"run(?::|(?<=\brun)s/)(?=([a-z0-9][a-z0-9-]{0,127}))")
 _STARTED = re.compile(r"-\d{8}-\d{6}(-[0-9a-f]+)?$")
@@ -67,7 +67,7 @@ class ListedRun:
     """
 
     run_id: str
-    folder: Path
+    run_uri: str
     name: str
     started_s: float = 0.0
     outcome: str = "damaged"  # or running, done, stopped, failed
@@ -83,63 +83,86 @@ class ListedRun:
     uses: tuple[str, ...] = ()
     problem: str = ""
 
+    @property
+    def folder(self) -> Path:
+        return Path(self.run_uri)
+
     def as_json(self) -> dict[str, object]:
         fields = asdict(self)
-        del fields["folder"]
-        return {**fields, "run_uri": str(self.folder)}
+        fields["run_uri"] = fields.pop("run_uri")  # the last
+        return fields
 
 
 class RunFolder:
-    """The folder of a run or a search, or one without a run's records."""
+    """The folder of a run or a search, or one without a run's records.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.run_id = folder, folder.name
+    marker: of a run; None of a search, of other folders, and of a run whose marker has this `damage`.
+    started_s: when it began last; 0 where that is not known.
+    """
 
-    @cached_property
-    def marker(self) -> Marker | None:
-        """The run's marker; None of a search and of other folders. Raises DataError for a damaged one."""
-        return read_marker(self.folder)
+    def __init__(self, path: str) -> None:
+        self.path, self.run_id = path, path.rpartition("/")[2]
+        self.marker: Marker | None = None
+        self.damage: UserError | None = None
+        self.started_s = 0.0
+        try:
+            self.marker = read_marker(path)
+        except UserError as error:
+            self.damage = error
+        if self.marker:
+            self.started_s = self.marker.started_s
+        elif not self.damage:
+            with contextlib.suppress(OSError):
+                self.started_s = os.stat(f"{path}/{SEARCH_FILE}").st_mtime
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.path)
 
     @property
     def has_run(self) -> bool:
-        with contextlib.suppress(UserError):
-            if self.marker:
-                return True
-        return any(os.path.isfile(f"{self.folder}/{name}") for name in (MARKER, SEARCH_FILE))
+        return self.marker is not None or any(os.path.isfile(f"{self.path}/{name}") for name in (MARKER, SEARCH_FILE))
 
     @property
-    def started_s(self) -> float:
-        """When it began last; 0 where that is not known."""
-        with contextlib.suppress(OSError, UserError):
-            return self.marker.started_s if self.marker else os.stat(f"{self.folder}/{SEARCH_FILE}").st_mtime
-        return 0.0
+    def is_gone(self) -> bool:
+        """Return whether it was removed since it was found to have a run."""
+        with contextlib.suppress(UserError):
+            return not (self._contents.files or self._contents.folders)
+        return False
 
     @cached_property
     def listed(self) -> ListedRun:
         """The run without what the registry says, and without figures."""
         try:
-            run_files = {path: _RunFileText.of(_bytes(path)) for path in self._contents.referring[RUN_FILE_COPY]}
+            run_files = {path: _RunFileText.of(_bytes(path)) for path in self._contents.called(RUN_FILE_COPY)}
+            if self.damage:
+                raise self.damage
             about = self._about_run(self.marker, run_files) if self.marker else self._about_search()
             if TAGS in self._contents.files:
                 about["tags"] = read_tags(self.folder)
             if "starts_from" not in about:
-                named_in = set[str]().union(*(text.names for text in run_files.values()))
+                named_in = {name for text in run_files.values() for name in text.names}
                 about["starts_from"] = tuple(sorted(named_in - {self.run_id}))
             uses, registered = tuple(sorted(self.uses())), tuple(sorted(self._versions()))
-            about["name"] = about.get("name") or _STARTED.sub("", self.run_id)
+            about["name"] = about.get("name") or self._generated_name
             return ListedRun(
-                self.run_id, self.folder, started_s=self.started_s, uses=uses, registered=registered, **about
+                self.run_id, self.path, started_s=self.started_s, uses=uses, registered=registered, **about
             )
         except UserError as error:
-            return ListedRun(self.run_id, self.folder, _STARTED.sub("", self.run_id), problem=error.found)
+            return ListedRun(self.run_id, self.path, self._generated_name, problem=error.found)
+
+    @property
+    def _generated_name(self) -> str:
+        """The run file's name in an id that vlmpipe made."""
+        return _STARTED.sub("", self.run_id)
 
     def _about_run(self, marker: Marker, run_files: Mapping[str, _RunFileText]) -> _About:
-        path, name = f"{self.folder}/{RUN_FILE_COPY}", marker.name
+        path, name = f"{self.path}/{RUN_FILE_COPY}", marker.name
         if path in run_files and not (name and run_files[path].is_whole):
             name = str(_content(path, _bytes(path)).get("name") or "")
         return {
             "name": name,
-            "outcome": marker.outcome(running=LOCK in self._contents.files and is_running(self.folder)),
+            "outcome": marker.outcome(running=LOCK in self._contents.files and is_running(self.path)),
             "exit_code": marker.exit_code,
             "command": marker.shown_command,
         }
@@ -164,7 +187,8 @@ class RunFolder:
             run = replace(run, size_bytes=size_of(self.folder))
             if run.problem or self.marker is None:
                 return run
-            place = results_folder(self.folder, since_s=run.started_s) if self._contents.has_stages else self.folder
+            has_stages = STAGES_FOLDER in self._contents.folders
+            place = results_folder(self.folder, since_s=run.started_s) if has_stages else self.folder
             evaluation, decision = _record_in(place, Evaluation), _record_in(place, Decision)
         except UserError as error:
             return replace(run, outcome="damaged", problem=error.found)
@@ -176,8 +200,8 @@ class RunFolder:
 
         Not their paths: the output folder may have been moved since.
         """
-        used = set[str]()
-        for path in self._contents.referring[DataPointers.FILE]:
+        used: set[str] = set()
+        for path in self._contents.called(DataPointers.FILE):
             data = _bytes(path)
             names = _data_named(data)
             used |= _data_of(_parsed(path, data, DataPointers)) if names is None else names
@@ -189,51 +213,52 @@ class RunFolder:
 
     def names(self, *settings: str) -> set[str]:
         """Ids of the runs that these files of settings name."""
-        return _named_in(_bytes(path) for name in settings for path in self._contents.referring[name])
+        return _named_in(_bytes(path) for name in settings for path in self._contents.called(name))
 
     def _versions(self) -> set[str]:
         return {f"{record.model}@{record.version}" for record in self._registered}
 
     @cached_property
     def _registered(self) -> list[Registered]:
-        return [_record(path, Registered) for path in self._contents.referring[Registered.FILE]]
+        return [_record(path, Registered) for path in self._contents.called(Registered.FILE)]
 
     @cached_property
     def _contents(self) -> Contents:
-        return Contents.of(str(self.folder))
+        return Contents.of(self.path)
 
 
 @dataclass(frozen=True)
 class Contents:
-    """Names and paths in a run's folder. files: those of ASKED_FOR that are in the folder itself, of some 30 names.
-
-    referring: paths of the REFERRING files in it and below, by their names.
-    """
+    """Names in a run's folder. referring: paths of the REFERRING files in it and below, by their names."""
 
     files: Set[str]
-    has_stages: bool
+    folders: Set[str]
     referring: Mapping[str, Sequence[str]]
 
     @classmethod
     def of(cls, folder: str) -> Contents:
         """Raises UserError for a folder that cannot be read."""
-        referring: dict[str, list[str]] = {name: [] for name in REFERRING}
-        first = files, folders = _names(folder)
-        places = [(folder, *first)]
+        referring: dict[str, list[str]] = {}
+        top = files, folders = _names(folder)
+        places = [(folder, top)]
         while places:
-            place, files_here, below = places.pop()
-            here = [name for name in REFERRING if name in files_here]
+            place, (files_here, below) = places.pop()
+            here = REFERRING & files_here
             for name in here:
-                referring[name].append(f"{place}/{name}")
-            for name in below:
-                if not (here and name in BULK):
-                    places.append((f"{place}/{name}", *_names(f"{place}/{name}")))
-        return cls(ASKED_FOR & files, STAGES_FOLDER in folders, referring)
+                referring.setdefault(name, []).append(f"{place}/{name}")
+            for name in below - BULK if here else below:
+                places.append((f"{place}/{name}", _names(f"{place}/{name}")))
+        return cls(files, folders, referring)
+
+    def called(self, name: str) -> Sequence[str]:
+        """Paths of the REFERRING files of this name."""
+        return self.referring.get(name, ())
 
 
 def _names(folder: str) -> tuple[set[str], set[str]]:
     """Names of the files and of the folders in a folder; none of one that was removed since it was listed."""
-    files, folders = set[str](), set[str]()
+    files: set[str] = set()
+    folders: set[str] = set()
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -336,3 +361,8 @@ def size_text(size_bytes: int) -> str:
         if size_bytes >= limit:
             return f"{size_bytes / limit:,.1f} {unit}"
     return f"{size_bytes / 1e3:,.0f} kB"
+
+
+def shown_size(size_bytes: int | None) -> str:
+    """Bytes for people; – where they are not counted."""
+    return "–" if size_bytes is None else size_text(size_bytes)

@@ -11,6 +11,7 @@ from vlmpipe.cli.arguments import AsJson, run_ids
 from vlmpipe.cli.output import doing, print_json, print_lines
 from vlmpipe.cli.runs.options import Root
 from vlmpipe.trainer.errors import os_errors
+from vlmpipe.trainer.gc_control import collector_off
 
 
 def compare(
@@ -40,7 +41,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare evaluated runs. Scores by slice with the paired bootstrap, disagreements, time, cost and tokens."""
-    with doing(f"comparing {', '.join(runs)}"):
+    with collector_off(), doing(f"comparing {', '.join(runs)}"):  # half of it is loading modules, which all stay
         from vlmpipe.comparison.compare import compare as compared
         from vlmpipe.comparison.sides import read_sides
 

@@ -18,7 +18,6 @@ from vlmpipe.trainer.gc_control import collector_off
 if TYPE_CHECKING:
     from vlmpipe.inventory.listing import Inventory
     from vlmpipe.inventory.removal import Removal
-    from vlmpipe.inventory.run_folder import ListedRun
 
 NEWEST = 50  # runs of a list or a page
 
@@ -69,16 +68,13 @@ def list_(
 ) -> None:
     """List the newest runs of this machine, and of those submitted from this folder. Newest last, with sizes."""
     from vlmpipe.cli.views.inventory import print_listing, print_submitted
-    from vlmpipe.inventory.listing import newest_runs
+    from vlmpipe.inventory.listing import Filter, newest_runs
     from vlmpipe.runs.submitted import run_records
 
-    def is_asked_for(run: ListedRun) -> bool:
-        return name in ("", run.name) and outcome in (None, run.outcome) and (not tag or tag in run.tags)
-
-    is_filtered = bool(name or outcome or tag)
+    chosen = Filter(name, outcome or "", tag) if name or outcome or tag else None
     with doing(f"reading the runs in {root}"):
-        listing = newest_runs(root, last=last, chosen=is_asked_for if is_filtered else None)
-    records = {} if is_filtered else run_records()
+        listing = newest_runs(root, last=last, chosen=chosen)
+    records = {} if chosen else run_records()
     submitted = dict(list(records.items())[-last:])
     not_submitted = len(records) - len(submitted)
     if as_json:
@@ -203,7 +199,7 @@ def _read(root: str) -> Inventory:
 
 def _remove(removal: Removal, *, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Show what is to be removed, ask, and remove it."""
-    from vlmpipe.cli.views.inventory import freed_text, removal_lines
+    from vlmpipe.cli.runs.removal_lines import freed_text, removal_lines
 
     content = {**removal.as_json(), "dry_run": dry_run}
     if not as_json:

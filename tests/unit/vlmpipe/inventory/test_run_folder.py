@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.runs_root import FAILED, STOPPED, register, write_run
 from vlmpipe.inventory import removal
-from vlmpipe.inventory.listing import newest_runs, read_inventory
+from vlmpipe.inventory.listing import Filter, newest_runs, read_inventory
 from vlmpipe.inventory.removal import Policy, pruning_of
 from vlmpipe.inventory.run_folder import BULK, RunFolder
 from vlmpipe.inventory.tags import change_tags
@@ -70,6 +70,8 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Path]]
 # What each takes for a run, at most: its marker; to decide on removals also its folder, settings, data and versions.
 LAWS: dict[str, tuple[Callable[[Path], object], float]] = {
     "list": (lambda root: newest_runs(str(root), last=SHOWN), 1.0),
+    "a tag": (lambda root: newest_runs(str(root), chosen=Filter(tag="none")), 1.0),
+    "an outcome": (lambda root: newest_runs(str(root), last=1, chosen=Filter(outcome="failed")), 1.5),
     "@last": (lambda root: full_name("@last", str(root)), 1.0),
     "@last:NAME": (lambda root: full_name("@last:digits", str(root)), 1.0),
     "a beginning": (lambda root: full_name("x", str(root)), 1.0),
@@ -87,6 +89,52 @@ def test_what_is_opened_for_each_further_run_is_bounded(
     work, most = LAWS[name]
     few, many = (opened(lambda root=root: work(root), root) for root in roots.values())
     assert few > 0 and many - few <= most * (MANY - FEW), f"{(many - few) / (MANY - FEW):.2f} a run"
+
+
+def test_a_run_that_may_go_is_asked_for_its_status_once(
+    roots: dict[int, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether its folder is a link; that it is there still follows from its files."""
+    monkeypatch.setattr(removal, "MAX_SIZED", 1)
+    asked: list[object] = []
+
+    def counting(work: Callable[..., object]) -> Callable[..., object]:
+        return lambda path, *arguments, **named: (asked.append(path), work(path, *arguments, **named))[1]
+
+    for name in ("stat", "lstat"):
+        monkeypatch.setattr(os, name, counting(getattr(os, name)))
+    counts = {}
+    for count, root in roots.items():
+        asked.clear()
+        pruning_of(read_inventory(str(root)), Policy(keep=1))
+        counts[count] = sum(str(path).startswith(f"{root}/runs/") for path in asked)
+    assert counts[FEW] and counts[MANY] - counts[FEW] <= MANY - FEW
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        (Filter(tag="mine"), ["r0", "r4"]),
+        (Filter(outcome="failed"), ["r1", "r4"]),
+        (Filter(outcome="damaged"), ["r2"]),
+        (Filter(outcome="running"), ["r3"]),
+        (Filter(outcome="done"), ["r0"]),
+        (Filter(name="r2"), ["r2"]),
+        (Filter(name="digits", outcome="failed", tag="mine"), ["r4"]),
+    ],
+    ids=str,
+)
+def test_a_filter_chooses_by_what_is_listed(chosen: Filter, expected: list[str], tmp_path: Path) -> None:
+    """Also a run that its marker says is done, but is running again or damaged in another record."""
+    codes = {"r0": 0, "r1": FAILED, "r2": FAILED, "r3": 0, "r4": FAILED}
+    folders = [write_run(tmp_path, run_id, exit_code=code) for run_id, code in codes.items()]
+    (folders[2] / "run_file.json").write_text("{")
+    lock = take_lock(folders[3])
+    for number in (0, 4):
+        change_tags(folders[number], ["mine"])
+    assert [run.run_id for run in newest_runs(str(tmp_path), chosen=chosen).runs] == expected
+    assert [run.run_id for run in newest_runs(str(tmp_path)).runs if chosen.chooses(run)] == expected
+    os.close(lock)
 
 
 def test_a_run_whose_start_is_not_known_is_listed_whatever_its_age(tmp_path: Path) -> None:
@@ -180,5 +228,5 @@ def test_a_version_of_an_older_registry_keeps_its_run(tmp_path: Path) -> None:
 def test_tags_are_read_where_there_are_some(tmp_path: Path) -> None:
     change_tags(write_run(tmp_path, "r0"), ["mine"])
     write_run(tmp_path, "r1", started_s=2.0)
-    chosen = newest_runs(str(tmp_path), last=1, chosen=lambda run: "mine" in run.tags)
+    chosen = newest_runs(str(tmp_path), last=1, chosen=Filter(tag="mine"))
     assert [run.run_id for run in chosen.runs] == ["r0"] and chosen.num_runs == 2

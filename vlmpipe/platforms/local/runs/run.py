@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import psutil
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import from_json
 
 from vlmpipe.platforms.local.runs.state import read_state
 from vlmpipe.runs.run_state import STOPPED, RunState
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 DEFAULT_ROOT = "runs"  # the default of output.root_uri
 MARKER = "local.json"
 LOCK = "run.lock"
+_VERSION = b'"version": 1'  # of a marker as `Marker.write` writes it
 RELEASED = -1
 LOCK_BYTES = 1000  # at most
 LOG = "pipeline.log"
@@ -91,27 +91,28 @@ class Marker:
 _joined = functools.lru_cache(256)(shlex.join)  # runs have commands in common
 
 
-def read_marker(folder: Path) -> Marker | None:
+def read_marker(folder: Path | str) -> Marker | None:
     """The marker of the run in `folder`, or None when it was not started by `vlmpipe run`.
 
     Raises DataError for a damaged one.
     """
-    raw = _marker_record(f"{folder}/{MARKER}")
+    path = f"{folder}/{MARKER}"
+    data = record_bytes(path)
+    if is_whole(data) and _VERSION in data:
+        try:  # in one pass: a folder may have 10,000 runs
+            marker = _form().validate_json(data, strict=True)
+            if marker.version == 1:
+                return marker
+        except ValidationError:
+            pass
+    raw = record_in(data, path)
     if raw.get("version") != 1:
         return None
     try:
         return _form().validate_python(raw)
     except ValidationError as error:
         wrong = error.errors()[0]
-        raise damaged_record(str(folder / MARKER), f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from error
-
-
-def _marker_record(path: str) -> dict[str, object]:
-    data = record_bytes(path)
-    if is_whole(data):
-        with contextlib.suppress(ValueError):  # half of a surrogate pair, which only Python's parser takes
-            return dict(from_json(data))  # in a fifth of that parser's time: a folder may have 10,000 runs
-    return record_in(data, path)
+        raise damaged_record(path, f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from error
 
 
 def require_marker(folder: Path) -> Marker:
@@ -220,7 +221,7 @@ def all_markers(folder: Path) -> list[Marker]:
     Folders that this user may not read, such as a disk's lost+found, have no runs of this user.
     """
     result = []
-    for path in folders_in(folder):
+    for path in paths_in(folder):
         with where_permitted():
             result.append(read_marker(path))
     return sorted((marker for marker in result if marker), key=lambda marker: marker.started_s)
@@ -238,11 +239,16 @@ def where_permitted() -> Iterator[None]:
 
 def folders_in(folder: Path) -> list[Path]:
     """The folders in a folder by their names, without hidden ones; none where it is missing."""
-    names: list[str] = []
+    return list(map(Path, paths_in(folder)))
+
+
+def paths_in(folder: Path) -> list[str]:
+    """The paths of these folders."""
+    paths: list[str] = []
     is_missing = contextlib.suppress(FileNotFoundError, NotADirectoryError)
     with os_errors(f"listing {folder}"), is_missing, os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
-    return [folder / name for name in sorted(names)]
+        paths = [entry.path for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    return sorted(paths)
 
 
 def take_lock(folder: Path, *, say: Callable[[str], None] = print) -> int:
@@ -297,7 +303,7 @@ def _open_lock(folder: Path) -> int:
     return open_lock(_lock_of_this_machine(folder))
 
 
-def _lock_of_this_machine(folder: Path) -> Path:
+def _lock_of_this_machine(folder: Path | str) -> Path:
     locks = cache_folder() / "locks"
     locks.mkdir(exist_ok=True)
     return locks / hashlib.sha256(os.path.realpath(folder).encode("utf-8", "surrogateescape")).hexdigest()
@@ -377,7 +383,7 @@ def _orphans_remain(folder: Path) -> UserError:
     )
 
 
-def is_running(folder: Path) -> bool:
+def is_running(folder: Path | str) -> bool:
     """Return whether a process holds the run's lock."""
     try:
         return _is_held(f"{folder}/{LOCK}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,9 @@ from vlmpipe.platforms.jobs.step_record import newest_checkpoint_step
 from vlmpipe.platforms.local.runs import control as local_control
 from vlmpipe.platforms.local.runs.choice import open_run
 from vlmpipe.platforms.local.runs.run import (
+    MARKER,
     LocalRun,
+    Marker,
     is_running,
     read_marker,
     require_writable,
@@ -32,7 +36,7 @@ from vlmpipe.platforms.local.runs.summary import report_of
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage.local import LocalStorage
-from vlmpipe.trainer.storage.records import read_record_file
+from vlmpipe.trainer.storage.records import read_record_file, seal
 
 ARGUMENTS = ["configs/digits.yaml", "train.epochs=2"]
 # A pipeline of one step, in place of the real one: it tells its process id, then does as it is told.
@@ -355,6 +359,36 @@ def test_orphans_that_do_not_end_are_named_and_cancel_ends_them(
     monkeypatch.undo()
     open_run(config, ARGUMENTS, run_id="mine").close(0)
     assert not is_alive(pid)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, {}),
+        ({"version": None}, None),
+        ({"version": "1"}, None),
+        ({"version": 12}, None),
+        ({"version": 1.0}, {}),
+        ({"exit_code": "65"}, {"exit_code": 65}),
+        ({"started_s": 7}, {"started_s": 7.0}),
+        ({"future": ["version"]}, {}),
+        ({"version": None, "arguments": ["version"]}, None),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_a_marker_is_read_in_any_form_that_json_allows(
+    fields: dict[str, object], expected: dict[str, Any] | None, indent: int | None, is_sealed: bool, tmp_path: Path
+) -> None:
+    """The form that vlmpipe writes is read in one pass, others step by step: with the same outcome."""
+    marker = Marker("mine", "digest", ("a.yaml",), started_s=5.0, exit_code=0)
+    written = {
+        name: value for name, value in {**asdict(marker), **fields}.items() if (name, value) != ("version", None)
+    }
+    text = seal(written, indent=indent) if is_sealed else json.dumps(written, indent=indent).encode()
+    (tmp_path / MARKER).write_bytes(text)
+    assert read_marker(tmp_path) == (None if expected is None else replace(marker, **expected))
 
 
 def test_a_killed_attempt_counts_as_stopped(config: RunConfig) -> None:
