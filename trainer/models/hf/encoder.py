@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from vlmpipe.trainer.models.layers.freeze import part_of
@@ -133,14 +133,3 @@ def _rounded(value: object) -> object:
     if isinstance(value, Tensor) and value.is_floating_point():
         return value.to(torch.bfloat16).to(value.dtype)
     return value
-
-
-def fewer_layers(text: PreTrainedConfig, count: int) -> None:
-    """Have a language model keep its first layers, in all fields that have an entry for each layer."""
-    before = int(text.num_hidden_layers)
-    for name, value in text.to_dict().items():
-        if isinstance(value, list) and len(value) == before:
-            setattr(text, name, value[:count])
-    text.num_hidden_layers = count
-    if getattr(text, "num_kv_shared_layers", 0) and count < before:
-        text.num_kv_shared_layers = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,6 @@ from vlmpipe.trainer.models.base import ShardingUnits
 from vlmpipe.trainer.models.grid_images import grids_of
 from vlmpipe.trainer.models.hf.encoder import (
     encoder_of,
-    fewer_layers,
     layers_of,
     merged_width,
     merger_parts,
@@ -240,33 +239,9 @@ class HfFamily(TransformersFamily):
         copy_video_settings(config.tower, folder)
         serve_older_readers(folder)
 
-    def skeleton(
-        self,
-        config: ModelConfig,
-        *,
-        vocabulary: int,
-        language_layers: int | None = None,
-        one_inner_tower_layer: bool = False,
-    ) -> nn.Module:
-        """The model of `build` with undefined weights, for the meta device and fake tensors. Constructors that read
-        numbers have them: the model gets fake tensors when it is built."""
-        if grids_of(config) and not config.is_of_any_type:
-            return super().skeleton(
-                config,
-                vocabulary=vocabulary,
-                language_layers=language_layers,
-                one_inner_tower_layer=one_inner_tower_layer,
-            )
-        whole = self.whole_config(config)
-        whole.get_text_config().vocab_size = vocabulary
-        if language_layers is not None:
-            fewer_layers(whole.get_text_config(), language_layers)
-        with unset_fake_temporarily() as fake, parameters_on_meta() if fake else nullcontext(), no_init_weights():
-            model = self.kind(self.type_of(config))(whole)
-        if fake:
-            _become_fake(model)
-        model.tie_weights()  # skipped together with initialization
-        return self.freeze(model, config, is_whole=language_layers is None)
+    def maker(self, config: ModelConfig) -> Callable[[PreTrainedConfig], nn.Module]:
+        kind = self.kind(self.type_of(config))
+        return kind if grids_of(config) and not config.is_of_any_type else functools.partial(_with_numbers, kind)
 
     def shape(self, config: ModelConfig) -> ModelShape:
         """Sizes, with the parameters counted on the meta device; images have the most tokens of some common sizes."""
@@ -360,18 +335,22 @@ def stored_model(source: str) -> PretrainedModel:
     return PretrainedModel(kind, embedding, tower, stored_as, renamed)
 
 
-def _become_fake(model: nn.Module) -> None:
-    """Replace parameters and buffers by tensors made under the fake mode that is on, shared ones by the same."""
+def _with_numbers(kind: type[PreTrainedModel], whole: PreTrainedConfig) -> nn.Module:
+    """A model whose constructors read numbers. Under a fake mode it is made with them, and then has tensors of that
+    mode, where modules shared one the same."""
+    with unset_fake_temporarily() as fake, parameters_on_meta() if fake else nullcontext(), no_init_weights():
+        model = kind(whole)
     made: dict[Tensor, Tensor] = {}
-    for module in model.modules():
-        for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
-            if tensor is None:
-                continue
-            if tensor not in made:
-                empty = torch.empty(tensor.shape, dtype=tensor.dtype)
-                is_parameter = isinstance(tensor, nn.Parameter)
-                made[tensor] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
-            (module._parameters if name in module._parameters else module._buffers)[name] = made[tensor]
+    for module in model.modules() if fake else ():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and tensor not in made:
+                    empty = torch.empty(tensor.shape, dtype=tensor.dtype)
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    made[tensor] = nn.Parameter(empty, requires_grad=tensor.requires_grad) if is_parameter else empty
+                if tensor is not None:
+                    tensors[name] = made[tensor]
+    return model
 
 
 def image_layers_of(whole: PreTrainedConfig) -> int:

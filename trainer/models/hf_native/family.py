@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -31,7 +32,8 @@ from vlmpipe.trainer.models.hf_native.peft_folder import (
 from vlmpipe.trainer.models.hf_native.pretrained import load_complete, set_dtype
 from vlmpipe.trainer.models.hf_native.weights import fill
 from vlmpipe.trainer.models.layers.deferred_weights import parameters_on_meta
-from vlmpipe.trainer.models.layers.lora import draw_adapters, freeze_and_adapt
+from vlmpipe.trainer.models.layers.freeze import freeze
+from vlmpipe.trainer.models.layers.lora import add_adapters, draw_adapters
 from vlmpipe.trainer.models.layers.parameter_counts import skeleton_of
 from vlmpipe.trainer.models.published import image_token_in
 
@@ -76,7 +78,10 @@ class TransformersFamily:
 
         Raises ConfigError for an adapter to start from that does not fit, and for one that PEFT could not store.
         """
-        freeze_and_adapt(model, config, unused=self.unused(model, config), is_whole=is_whole)
+        unused = self.unused(model, config)
+        freeze(model, config, unused=unused, is_whole=is_whole)
+        if config.lora:
+            add_adapters(model, config.lora, unused=unused)
         if config.lora and config.lora.pretrained and is_whole:
             require_fitting_adapter(model, config.lora)
         if config.exports_adapter and is_whole:
@@ -138,9 +143,16 @@ class TransformersFamily:
         one_inner_tower_layer: bool = False,
     ) -> nn.Module:
         """The model of `build` with undefined weights, for the meta device and fake tensors. See `skeleton_of`."""
-        kind, whole = self.kind(self.type_of(config)), self.whole_config(config)
-        model = skeleton_of(kind, whole, vocabulary, language_layers, one_inner_tower_layer)
+        whole, is_published = self.whole_config(config), config.image_kind == "published"
+        if not is_published:
+            whole.image_token_id = vocabulary - 1
+        one_inner_tower_layer &= not is_published  # whose tower is not traced
+        model = skeleton_of(self.maker(config), whole, vocabulary, language_layers, one_inner_tower_layer)
         return self.freeze(model, config, is_whole=language_layers is None and not one_inner_tower_layer)
+
+    def maker(self, config: ModelConfig) -> Callable[[PreTrainedConfig], nn.Module]:
+        """What makes the model of a skeleton from its configuration."""
+        return self.kind(self.type_of(config))
 
     def load(self, folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
         """An exported model on the CPU; an adapter on its base, which are merged in fp32. Buffers stay fp32.

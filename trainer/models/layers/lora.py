@@ -20,7 +20,7 @@ from vlmpipe.trainer.config.model import LoraConfig, ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.layers.adapter_targets import Targets, targets_of
 from vlmpipe.trainer.models.layers.experts import compute_weights, factors
-from vlmpipe.trainer.models.layers.freeze import freeze, plain_name, tied_names
+from vlmpipe.trainer.models.layers.freeze import plain_name, tied_names
 from vlmpipe.trainer.models.loss.chunked_loss import TRAINED_ROWS, trained_rows_of
 
 if TYPE_CHECKING:
@@ -55,17 +55,6 @@ class Adapter:
 def row_lengths(weight: Tensor) -> Tensor:
     """(out, in) -> (out,)"""
     return torch.linalg.norm(weight, dim=1)
-
-
-def freeze_and_adapt(
-    model: nn.Module, config: ModelConfig, *, unused: Iterable[nn.Module] = (), is_whole: bool
-) -> nn.Module:
-    """Freeze what the run file says (see `freeze`), and add its adapters."""
-    unused = list(unused)
-    freeze(model, config, unused=unused, is_whole=is_whole)
-    if config.lora:
-        add_adapters(model, config.lora, unused=unused)
-    return model
 
 
 def add_adapters(model: nn.Module, config: LoraConfig, *, unused: Iterable[nn.Module] = ()) -> None:

@@ -43,30 +43,39 @@ def skeleton_of(
     language_layers: int | None,
     one_inner_tower_layer: bool,
 ) -> nn.Module:
-    """A model of transformers' class `kind` with undefined weights, and its first `language_layers` layers only.
+    """A model with undefined weights that `kind` makes, and its first `language_layers` layers only.
 
-    The last token of the vocabulary is the image token. `one_inner_tower_layer`: one module serves as all tower layers
+    `one_inner_tower_layer`: one module serves as all tower layers
     between the first and the last, which is faster to build. Changes the configuration `whole`.
     """
-    text, vision = whole.text_config, whole.vision_config
-    text.vocab_size, whole.image_token_id = vocabulary, vocabulary - 1
+    text, vision = whole.get_text_config(), whole.vision_config
+    text.vocab_size = vocabulary
     if language_layers is not None:
-        text.num_hidden_layers = language_layers
-        if getattr(text, "layer_types", None):
-            text.layer_types = text.layer_types[:language_layers]
-    tower_layers = int(vision.num_hidden_layers)
+        fewer_layers(text, language_layers)
+    tower_layers = int(vision.num_hidden_layers) if one_inner_tower_layer else 0
     if one_inner_tower_layer:
         vision.num_hidden_layers = min(tower_layers, 3)
     with no_init_weights():  # initialization reads values, which meta and fake tensors do not have
         model = kind(whole)
     model.tie_weights()  # skipped together with initialization
-    if one_inner_tower_layer and tower_layers > 3:
+    if tower_layers > 3:
         inner = tower_layers_of(model)[1]
         stack = next(part for part in model.modules() if isinstance(part, nn.ModuleList) and inner in part)
         for _ in range(tower_layers - len(stack)):
             stack.insert(1, inner)
         vision.num_hidden_layers = tower_layers
     return model
+
+
+def fewer_layers(text: PreTrainedConfig, count: int) -> None:
+    """Have a language model keep its first layers, in all fields that have an entry for each layer."""
+    before = int(text.num_hidden_layers)
+    for name, value in text.to_dict().items():
+        if isinstance(value, list) and len(value) == before:
+            setattr(text, name, value[:count])
+    text.num_hidden_layers = count
+    if getattr(text, "num_kv_shared_layers", 0) and count < before:
+        text.num_kv_shared_layers = 0
 
 
 def vocabulary_of(config: ModelConfig, text: PreTrainedConfig) -> int:
