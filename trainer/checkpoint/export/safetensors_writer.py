@@ -16,7 +16,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from vlmpipe.trainer.checkpoint.export.published_form import StoredTensors, published_form, stored_tensors
 from vlmpipe.trainer.errors import ConfigError, os_errors
-from vlmpipe.trainer.models.hf_native.safetensors_ranges import DTYPES
+from vlmpipe.trainer.models.hf_native.weight_files import DTYPES
 from vlmpipe.trainer.sizing.export_size import MAX_SHARD_BYTES
 from vlmpipe.trainer.weights_digest import WeightsDigest, raw_bytes
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
@@ -15,7 +16,7 @@ from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.base import Weights
 from vlmpipe.trainer.models.hf_native.pretrained import PICKLES, load_complete, part_config
-from vlmpipe.trainer.models.hf_native.weight_files import OpenedFile, Rows, WeightFiles, weight_files
+from vlmpipe.trainer.models.hf_native.weight_files import RangedFile, RangedTensor, WeightFiles, weight_files
 from vlmpipe.trainer.models.safetensors_header import read_index
 
 HEAD = "lm_head.weight"
@@ -145,7 +146,7 @@ class StoredWeights:
     def _source(self) -> WeightFiles:
         return weight_files(self._part)
 
-    def _opened(self, stored_name: str) -> OpenedFile:
+    def _opened(self, stored_name: str) -> safe_open | RangedFile:
         file = self._files[stored_name]
         if not self._source.has(file):
             raise ConfigError(
@@ -174,7 +175,7 @@ class DrawnWeights:
         return self._draw()
 
 
-def _with_rows(stored: Rows | Tensor, shape: Sequence[int], count: int) -> Tensor:
+def _with_rows(stored: RangedTensor | Tensor, shape: Sequence[int], count: int) -> Tensor:
     """A matrix in fp32 with rows for the tokenizer's additional tokens: the mean of all rows. stored: gives its rows by
     slices, of which one is held at a time, because embeddings are the largest weights.
 

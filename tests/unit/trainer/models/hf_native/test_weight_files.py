@@ -17,9 +17,8 @@ from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.hub import COMMIT, FakeHub, Repository, running_hub
 from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.errors import DataError, ExitCode, UserError
-from vlmpipe.trainer.models.hf_native import safetensors_ranges
-from vlmpipe.trainer.models.hf_native.safetensors_ranges import READ, RangedFile, Source
-from vlmpipe.trainer.models.hf_native.weight_files import read_in_passing, weight_files
+from vlmpipe.trainer.models.hf_native import weight_files as files_of
+from vlmpipe.trainer.models.hf_native.weight_files import READ, RangedFile, Source, read_in_passing, weight_files
 from vlmpipe.trainer.models.hf_native.weights import PretrainedModel, StoredWeights
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.file_sums import files_below
@@ -85,7 +84,7 @@ def are_the_published(found: dict[str, Tensor]) -> bool:
 
 @pytest.mark.parametrize("piece_bytes", [1, 7, 1 << 20])
 def test_every_tensor_is_the_one_that_was_saved(piece_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(safetensors_ranges, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(files_of, "PIECE_BYTES", piece_bytes)
     file = RangedFile(InMemory(save(TENSORS, {"format": "pt"})).source, {})
     assert set(file.keys()) == TENSORS.keys()
     for name, tensor in TENSORS.items():
