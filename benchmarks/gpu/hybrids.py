@@ -24,10 +24,10 @@ from benchmarks.gpu.run import wait
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from vlmpipe.trainer.distributed.process import ProcessContext
-from vlmpipe.trainer.models.attention import delta_rule
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
-from vlmpipe.trainer.models.attention.delta_rule import DeltaRule
+from vlmpipe.trainer.models.attention.delta_rule import DeltaRule, saved_bytes_per_token
 from vlmpipe.trainer.models.attention.varlen import no_mask, use_varlen_attention
+from vlmpipe.trainer.preflight import delta_rules
 
 PASSES = 3
 LIGER = "liger_kernel"
@@ -53,9 +53,9 @@ def hybrids(bench: Bench) -> None:
     device, sizes = bench.worker.device, TINY if bench.quick else LARGE
     bench.expect(4)
     model = _hybrid(sizes).to(device, torch.bfloat16)
-    (rule,) = delta_rule.rules_in(model)
+    (rule,) = delta_rules.rules_in(model)
     bench.report.note(
-        f"hybrids: kernel {'installed' if delta_rule.has_kernel() else 'not installed'}; {delta_rule.versions()}"
+        f"hybrids: kernel {'installed' if delta_rules.has_kernel() else 'not installed'}; {delta_rules.versions()}"
     )
     with bench.going_on("rightness"):
         _rightness(bench, rule)
@@ -68,7 +68,7 @@ def hybrids(bench: Bench) -> None:
 def _rightness(bench: Bench, rule: DeltaRule) -> None:
     """What preflight asks of the kernel, and how far it and torch's own code in bf16 are from torch's in fp32."""
     bench.at("rightness of the kernel")
-    faults = delta_rule.faults_of(rule, bench.worker.device)
+    faults = delta_rules.faults_of(rule, bench.worker.device)
     bench.report.answer("gated delta rule on this device", "; ".join(faults) or "right", "torch's own code in fp32")
     if faults:
         raise RuntimeError("; ".join(faults))
@@ -80,9 +80,9 @@ def _kept(bench: Bench, rule: DeltaRule) -> None:
         ("the library's choice", rule.kernel, rule.sizes.kernel_bytes_per_token()),
         ("torch's own code", rule.reference, rule.reference_bytes_per_token()),
     ):
-        if name == "the library's choice" and not delta_rule.has_kernel():
+        if name == "the library's choice" and not delta_rules.has_kernel():
             continue
-        measured = delta_rule.saved_bytes_per_token(function, rule.sizes, bench.worker.device)
+        measured = saved_bytes_per_token(function, rule.sizes, bench.worker.device)
         bench.report.predict("bytes that a gated delta rule keeps, a token and layer", name, "B", predicted, measured)
 
 

@@ -11,7 +11,6 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.evaluation.answer_misses import AnswerMisses
 from vlmpipe.trainer.hooks.table import features_of
-from vlmpipe.trainer.models.attention.delta_rule import require_right_rules
 from vlmpipe.trainer.models.base import Family
 from vlmpipe.trainer.models.layers.bf16 import use_tf32
 from vlmpipe.trainer.models.layers.compile import compile_layers, has_compiler
@@ -19,6 +18,7 @@ from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights
 from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.monitoring.rank_metrics import ForwardTimer, waitless
 from vlmpipe.trainer.monitoring.source_losses import SourceLosses
+from vlmpipe.trainer.preflight.delta_rules import require_right_rules
 from vlmpipe.trainer.setup.data import TrainingData
 from vlmpipe.trainer.setup.model import BuiltModel
 from vlmpipe.trainer.sizing.model_shape import ModelShape

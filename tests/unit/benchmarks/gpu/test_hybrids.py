@@ -12,7 +12,7 @@ from benchmarks.gpu import hybrids
 from benchmarks.support.progress import Progress
 from benchmarks.support.report import Report
 from benchmarks.support.suite import Bench
-from vlmpipe.trainer.models.attention import delta_rule
+from vlmpipe.trainer.preflight import delta_rules
 
 
 @pytest.fixture
@@ -38,8 +38,8 @@ def test_each_arm_gives_its_figures(bench: Bench, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_wrong_kernel_fails_the_part(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta_rule, "faults_of", lambda *_: ["the gradient of decay differs"])
+    monkeypatch.setattr(delta_rules, "faults_of", lambda *_: ["the gradient of decay differs"])
     model = hybrids._hybrid(hybrids.TINY)
-    (rule,) = delta_rule.rules_in(model)
+    (rule,) = delta_rules.rules_in(model)
     with pytest.raises(RuntimeError, match="gradient of decay"):
         hybrids._rightness(bench, rule)
