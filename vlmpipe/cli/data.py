@@ -234,10 +234,10 @@ def fetch(
 
 
 def _page(job: JobConfig, samples: Sequence[InspectedSample]) -> str:
-    from vlmpipe.report.inspect_page import build_page, card_of
+    from vlmpipe.report.inspection.page import build_page, card_of
+    from vlmpipe.report.inspection.seen_images import SeenImages
     from vlmpipe.trainer.data.prepare.overview import overview
     from vlmpipe.trainer.data.prepare.pipeline import find_prepared
-    from vlmpipe.trainer.models.seen_images import SeenImages
 
     seen = SeenImages(job.model)
     statistics = None

@@ -19,6 +19,7 @@ from tests.support.trainer.native_models import write_data
 from tests.support.trainer.native_videos import RECORDS, Videos, video_job
 from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, train_runs
 from vlmpipe.audit.page import build_page
+from vlmpipe.report.inspection.seen_images import SeenImages
 from vlmpipe.trainer.audit.audit import AuditRequest, audit
 from vlmpipe.trainer.audit.repeated_images import flag
 from vlmpipe.trainer.checkpoint.sync import sync_run
@@ -38,7 +39,6 @@ from vlmpipe.trainer.models.grid_images import VIDEO_TOKEN
 from vlmpipe.trainer.models.image_inputs import Images, join_features
 from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.registry import family_of
-from vlmpipe.trainer.models.seen_images import SeenImages
 from vlmpipe.trainer.storage import open_storage
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ from PIL import Image
 
 from tests.support.data.prepared import encode
 from tests.support.trainer.tiny_native import model_section
+from vlmpipe.report.inspection.seen_images import SeenImages
 from vlmpipe.trainer.config.model import ModelConfig
-from vlmpipe.trainer.models.seen_images import SeenImages
 
 TILE = 16  # pixels of a side
 QWEN = {

@@ -22,7 +22,7 @@ from vlmpipe.trainer.data.prepare.inspect import InspectedSample
 from vlmpipe.trainer.data.prepare.overview import Overview, SourceOverview
 
 if TYPE_CHECKING:
-    from vlmpipe.trainer.models.seen_images import SeenImages
+    from vlmpipe.report.inspection.seen_images import SeenImages
 
 SHOWN_PICTURES = 24  # of a sample
 SIDE_PIXELS = 336  # a longer image is scaled down
@@ -63,7 +63,7 @@ def as_png(picture: Image.Image) -> Picture:
 
 def build_page(name: str, cards: Sequence[Card], overview: Overview | None) -> str:
     """The page's HTML. `overview`: None where the data is not prepared."""
-    return page_template("vlmpipe.report.inspect_page", "inspect_page.html.j2").render(
+    return page_template("vlmpipe.report.inspection.page", "page.html.j2").render(
         style=Markup(STYLE),
         name=name,
         cards=cards,

@@ -1,0 +1,1 @@
+"""Pages of samples as the model sees them."""
