@@ -68,7 +68,8 @@ def _why_masked(language_model: nn.Module, mixers: list[nn.Module] | None) -> st
         return "its layers are not plainly causal attention of torch"
     if getattr(config, "attention_dropout", None):
         return "its attention has dropout"
-    return _trial_failure(language_model)
+    kinds = [kind for kind in _kinds(config) if kind in ATTENTION]
+    return next((failure for kind in kinds if (failure := _failure_of_kind(language_model, kind))), "")
 
 
 def _kinds(config: PreTrainedConfig) -> list[str]:
@@ -80,16 +81,11 @@ def no_mask(sequences: int, device: torch.device) -> Tensor:
     return torch.empty(sequences, 1, 0, 0, dtype=torch.bool, device=device)
 
 
-def _trial_failure(language_model: nn.Module) -> str:
+def _failure_of_kind(language_model: nn.Module, kind: str) -> str:
     """Why a layer's attention does not get the model's samples and mask, or gets something unsupported; else empty.
 
     Runs a model of one such layer on the meta device, and in bf16, the only type there for grouped products of experts.
     """
-    kinds = [kind for kind in _kinds(language_model.config) if kind in ATTENTION]
-    return next((failure for kind in kinds if (failure := _failure_of_kind(language_model, kind))), "")
-
-
-def _failure_of_kind(language_model: nn.Module, kind: str) -> str:
     from transformers.modeling_utils import AttentionInterface
 
     config = copy.deepcopy(language_model.config)

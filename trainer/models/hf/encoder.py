@@ -107,13 +107,9 @@ def round_features(encoder: nn.Module) -> None:
     """Have a frozen encoder round to bf16 what the feature cache would store: its mergers' inputs, or its output."""
     mergers = mergers_of(encoder)
     for merger in mergers:
-        merger.register_forward_pre_hook(_round_inputs)
+        merger.register_forward_pre_hook(lambda _, inputs: _rounded(inputs))
     if not mergers:
         encoder.register_forward_hook(round_output)
-
-
-def _round_inputs(_merger: nn.Module, inputs: object) -> object:
-    return _rounded(inputs)
 
 
 def round_output(_encoder: nn.Module, _inputs: object, output: ModelOutput) -> object:

@@ -251,21 +251,16 @@ def _small(whole: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
     for narrow in (True, False):
         small = copy.deepcopy(whole)
         text, vision = small.get_text_config(), small.vision_config
-        _fewer_layers(text)
+        kinds = list(dict.fromkeys(getattr(text, "layer_types", None) or ()))  # a layer of each kind, two at least
+        few = min(int(text.num_hidden_layers), max(2, len(kinds)))
+        fewer_layers(text, few)
+        if kinds:
+            text.layer_types = (kinds * few)[:few]
         fewer_tower_layers(small, vision)
         if narrow:
             _narrow(small, text, vision)
         yield small
     yield copy.deepcopy(whole)
-
-
-def _fewer_layers(text: PreTrainedConfig) -> None:
-    """Keep one language layer of each kind, two at least."""
-    kinds = list(dict.fromkeys(getattr(text, "layer_types", None) or ()))
-    few = min(int(text.num_hidden_layers), max(2, len(kinds)))
-    fewer_layers(text, few)
-    if kinds:
-        text.layer_types = (kinds * few)[:few]
 
 
 def fewer_tower_layers(small: PreTrainedConfig, vision: PreTrainedConfig) -> None:

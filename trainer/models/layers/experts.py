@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -92,21 +92,11 @@ def compute_weights(outer: nn.Module, experts: nn.Module) -> None:
 
 def _makers(outer: nn.Module, experts: nn.Module, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
     stored: dict[str, StoredWeight] = dict(getattr(experts, STORED, None) or {})
-    adapters = {module.parameter_name: module for module in wrappers_of(outer)}
+    adapters: dict[str, Wrapper] = {}
+    while hasattr(outer, "parameter_name"):  # the outermost first
+        adapters[outer.parameter_name], outer = outer, outer.base_layer
     names = dict.fromkeys((*stored, *adapters))
     return {name: functools.partial(_weight, experts, name, stored, adapters.get(name), dtype) for name in names}
-
-
-def wrappers_of(outer: nn.Module) -> Iterator[Wrapper]:
-    """PEFT's wrappers of the parameters of one module, the outermost first."""
-    module: nn.Module | Wrapper = outer
-    while _is_wrapper(module):
-        yield module
-        module = module.base_layer
-
-
-def _is_wrapper(module: nn.Module | Wrapper) -> TypeGuard[Wrapper]:
-    return hasattr(module, "parameter_name")
 
 
 def _weight(

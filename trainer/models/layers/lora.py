@@ -85,16 +85,12 @@ def _require_adapted(model: nn.Module, targets: Targets) -> None:
 
     For some types it takes layers for experts, by their names, and adapts the experts' parameters instead.
     """
-    adapted, wanted = adapted_names(model), {f"{name}.weight" for name in targets.layers} | set(targets.experts)
+    adapted = {weight_name(name, module) for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    wanted = {f"{name}.weight" for name in targets.layers} | set(targets.experts)
     if adapted == wanted:
         return
     names = [min(some).removesuffix(".weight") for some in (adapted - wanted, wanted - adapted) if some]
     raise _adapts_others(model, f"{' and '.join(names)} differ")
-
-
-def adapted_names(model: nn.Module) -> set[str]:
-    """The weights with adapters, by their names in the model without them."""
-    return {weight_name(name, module) for name, module in model.named_modules() if hasattr(module, "lora_A")}
 
 
 def weight_name(name: str, module: nn.Module) -> str:
