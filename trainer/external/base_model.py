@@ -9,6 +9,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
+from vlmpipe.trainer.checkpoint.export.settings_files import save_settings
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import DataError, os_errors
 from vlmpipe.trainer.storage import open_storage
@@ -48,7 +49,7 @@ def write_base_model(job: JobConfig, prepared_uri: str) -> bool:
     store.delete_folder(FOLDER)
     with tempfile.TemporaryDirectory(prefix="vlmpipe-base-") as scratch, os_errors(f"writing {scratch}"):
         write_weights(model, model.state_dict().__getitem__, Path(scratch))
-        family.save_settings(job.model, model, tokenizer, Path(scratch))
+        save_settings(family, job.model, model, tokenizer, Path(scratch))
         sums = upload_folder(open_storage(join_uri(job.run.run_uri, FOLDER)), Path(scratch))
     write_record(store, DESCRIPTION, {**made_of, "files": {name: asdict(file) for name, file in sums.items()}})
     return True

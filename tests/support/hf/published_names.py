@@ -25,7 +25,7 @@ from tests.support.hf.publish import config_of, tokenizer_of
 from tests.support.paths import ROOT
 from tests.support.trainer.tiny_native import CONFIGS
 from vlmpipe.trainer.checkpoint.export.published_form import published_form, stored_tensors
-from vlmpipe.trainer.models.hf_native.settings_files import serve_older_readers
+from vlmpipe.trainer.checkpoint.export.settings_files import serve_older_readers
 
 TABLE = ROOT / "tests/fixtures/published_names.json"
 DRIVER = ROOT / "tests/support/drivers/older_transformers.py"

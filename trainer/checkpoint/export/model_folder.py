@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
 from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
+from vlmpipe.trainer.checkpoint.export.settings_files import save_settings
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import os_errors
 from vlmpipe.trainer.hooks.table import features_of
@@ -47,7 +48,7 @@ def write_model(
         written = write_weights(blueprint, read, target, max_shard_bytes=max_shard_bytes, finished=finished)
         digest = written.weights_sha256
     with os_errors(f"writing {target}"):
-        family_of(job.model).save_settings(job.model, blueprint, tokenizer, target)
+        save_settings(family_of(job.model), job.model, blueprint, tokenizer, target)
         for feature, part in parts:
             if part is not None:
                 feature.save_part(part, read, target)

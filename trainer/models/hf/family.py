@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -27,6 +28,7 @@ from transformers import (
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.initialization import no_init_weights
+from transformers.utils import VIDEO_PROCESSOR_NAME
 
 from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
 from vlmpipe.trainer.models.base import ShardingUnits
@@ -56,17 +58,13 @@ from vlmpipe.trainer.models.hf.stored import StoredOutput, encoder_output
 from vlmpipe.trainer.models.hf.vision_attention import use_few_launches
 from vlmpipe.trainer.models.hf_native.family import TransformersFamily
 from vlmpipe.trainer.models.hf_native.pretrained import part_config, pretrained_config, weights_description
-from vlmpipe.trainer.models.hf_native.settings_files import (
-    copy_video_settings,
-    save_model_settings,
-    serve_older_readers,
-)
 from vlmpipe.trainer.models.hf_native.weights import DrawnWeights, PretrainedModel, StoredWeights
 from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights, parameters_on_meta
 from vlmpipe.trainer.models.layers.freeze import part_of, trains
 from vlmpipe.trainer.models.layers.lora import without_adapters
 from vlmpipe.trainer.models.layers.parameter_counts import OfImages, count_parameters, model_shape, vocabulary_of
+from vlmpipe.trainer.models.published import model_file
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 # Names of weights as the first releases of transformers with such models wrote them.
@@ -226,18 +224,15 @@ class HfFamily(TransformersFamily):
             shards_tower=module.knows_grids and module.model.config.model_type in SPLIT_TYPES,
         )
 
-    def save_settings(
-        self, config: ModelConfig, model: nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path
-    ) -> None:
-        """Write everything but the weights that plain `from_pretrained` reads, also that of transformers 4.5x."""
-        save_model_settings(model, tokenizer, folder, config.tower)
+    def save_processor(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+        """Also the published model's settings for videos, where they have a file of their own."""
         if grids_of(config):
             tokenizer.save_pretrained(folder)
             self.image_processor(config).save_pretrained(folder)
         else:
             self.images(config).save(tokenizer, folder, config.tower)
-        copy_video_settings(config.tower, folder)
-        serve_older_readers(folder)
+        if config.tower.weights and (videos := model_file(config.tower, VIDEO_PROCESSOR_NAME, weights=False)):
+            shutil.copyfile(videos, folder / VIDEO_PROCESSOR_NAME)
 
     def maker(self, config: ModelConfig) -> Callable[[PreTrainedConfig], nn.Module]:
         kind = self.kind(self.type_of(config))

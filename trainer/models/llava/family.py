@@ -29,7 +29,6 @@ from vlmpipe.trainer.models.attention.varlen import takes_samples
 from vlmpipe.trainer.models.base import ShardingUnits, Weights
 from vlmpipe.trainer.models.hf_native.family import TransformersFamily
 from vlmpipe.trainer.models.hf_native.pretrained import load_pretrained, weights_description
-from vlmpipe.trainer.models.hf_native.settings_files import save_model_settings, serve_older_readers
 from vlmpipe.trainer.models.hf_native.weights import DrawnWeights, fill
 from vlmpipe.trainer.models.image_inputs import Grid
 from vlmpipe.trainer.models.image_tokens import CLIP, class_tokens, square_tokens
@@ -226,11 +225,7 @@ class LlavaFamily(TransformersFamily):
         _skip_behind_features(tower, config)
         return tower.eval()
 
-    def save_settings(
-        self, config: ModelConfig, model: nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path
-    ) -> None:
-        """Write everything but the weights that plain `from_pretrained` reads, also that of transformers 4.5x."""
-        save_model_settings(model, tokenizer, folder, config.language_model)
+    def save_processor(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
         vision = vision_config(config)
         processor = LlavaProcessor(
             image_processor=self.image_processor(config),
@@ -241,7 +236,6 @@ class LlavaFamily(TransformersFamily):
             num_additional_image_tokens=class_tokens(str(vision.model_type)),
         )
         processor.save_pretrained(folder)
-        serve_older_readers(folder)
 
 
 def _require_features(config: ModelConfig, tower: nn.Module, expected: tuple[int, int]) -> None:

@@ -39,6 +39,7 @@ from vlmpipe.registry.model_card import model_card
 from vlmpipe.trainer.checkpoint.commit import Checkpoint, checkpoint_name, commit, upload_node_files
 from vlmpipe.trainer.checkpoint.export.hf_export import Merged, export_checkpoint
 from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
+from vlmpipe.trainer.checkpoint.export.settings_files import save_settings
 from vlmpipe.trainer.checkpoint.export.weight_reader import open_weights
 from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles, fetch_folder
@@ -299,7 +300,7 @@ def test_weights_taken_from_their_source_one_by_one_are_those_of_the_whole_model
     written = write_weights(blueprint, initial.read, tmp_path / "ours")
     save_as_published(model, tmp_path / "theirs")
     assert written.weights_sha256 == weights_sha256(model)
-    family.save_settings(config, blueprint, tokenizer, tmp_path / "ours")
+    save_settings(family, config, blueprint, tokenizer, tmp_path / "ours")
     loaded = AutoModelForImageTextToText.from_pretrained(tmp_path / "ours", dtype=torch.float32)
     assert_equal(loaded.state_dict(), model.state_dict())
     assert_equal(tensors_of(tmp_path / "ours"), tensors_of(tmp_path / "theirs"))

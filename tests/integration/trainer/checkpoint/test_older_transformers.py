@@ -24,6 +24,7 @@ from tests.support.short_form import only_whole
 from tests.support.trainer import tiny_native
 from tests.support.trainer.tiny_runs import TINY
 from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
+from vlmpipe.trainer.checkpoint.export.settings_files import save_settings
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.data.tokenize import make_tokenizer
 from vlmpipe.trainer.models.hf_native.peft_folder import write_adapter
@@ -61,7 +62,7 @@ def export(model_type: str, root: Path) -> Path:
     folder.mkdir()
     model = family.blueprint(config, tokenizer)
     write_weights(model, family.initial_weights(config, tokenizer).read, folder)
-    family.save_settings(config, model, tokenizer, folder)
+    save_settings(family, config, model, tokenizer, folder)
     inputs = question(family.images(config), tokenizer, around, with_image=model_type not in OTHER_POSITIONS)
     keep(folder, inputs)
     return folder
@@ -75,7 +76,7 @@ def native_export(name: str, root: Path) -> Path:
     folder.mkdir()
     model = family.build(config, tokenizer)
     write_weights(model, model.state_dict().__getitem__, folder)
-    family.save_settings(config, model, tokenizer, folder)
+    save_settings(family, config, model, tokenizer, folder)
     tokens, inputs = list(QUESTION), {}
     if name not in OTHER_POSITIONS:
         tokens += [int(model.config.image_token_id)] * image_tokens_of(config)(*SIZE)
@@ -139,7 +140,7 @@ def adapter_export(model_type: str, root: Path) -> Path:
             if parameter.requires_grad:
                 parameter += 0.1 * torch.randn_like(parameter)
     write_adapter(model, config, model.state_dict().__getitem__, folder)
-    family.save_settings(config, model, tokenizer, folder)
+    save_settings(family, config, model, tokenizer, folder)
     inputs = torch.load(base / INPUTS)
     with torch.no_grad():
         torch.save(family.load(folder).eval()(**inputs).logits, folder / LOGITS)

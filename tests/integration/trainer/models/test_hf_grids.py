@@ -20,6 +20,7 @@ from tests.support.hf.published import config_of
 from tests.support.hf.samples import RELATIVE, SAMPLES, gradients_of, ids_of, inputs_of
 from tests.support.short_form import chosen
 from tests.support.trainer.native_models import picture
+from vlmpipe.trainer.checkpoint.export.settings_files import save_settings
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.model import GRID_TYPES, ModelConfig
 from vlmpipe.trainer.data.chat.encode import Chat
@@ -126,7 +127,7 @@ def test_exports_hold_the_runs_bounds_of_pixels(family: str, published: Callable
     source = copied(published("qwen2_5_vl"), tmp_path / "source")
     config = config_of(source, family=family, **bounds)
     tokenizer = chat_of(config).tokenizer
-    family_of(config).save_settings(config, family_of(config).build(config, tokenizer), tokenizer, tmp_path)
+    save_settings(family_of(config), config, family_of(config).build(config, tokenizer), tokenizer, tmp_path)
     served = AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
     assert {name: served.size[name] for name in size} == size
     made = image_preparer(config)(PICTURES)

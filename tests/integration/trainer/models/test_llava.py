@@ -34,6 +34,7 @@ from transformers import (
 
 from tests.support.trainer.runs import TINY
 from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
+from vlmpipe.trainer.checkpoint.export.settings_files import save_settings
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.sample import Turn
@@ -279,7 +280,7 @@ def test_an_export_gives_the_same_answers_in_plain_transformers(
     family = family_of(config)
     model = family.build(config, tokenizer).eval()
     write_weights(model, model.state_dict().__getitem__, tmp_path)
-    family.save_settings(config, model, tokenizer, tmp_path)
+    save_settings(family, config, model, tokenizer, tmp_path)
     loaded = LlavaForConditionalGeneration.from_pretrained(tmp_path)
     processor = AutoProcessor.from_pretrained(tmp_path)
     asked = "what digit is this?"

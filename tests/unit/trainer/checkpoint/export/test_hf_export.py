@@ -21,6 +21,7 @@ from vlmpipe.config.run_config import parse_run_config
 from vlmpipe.pipelines.check import check_run
 from vlmpipe.trainer.checkpoint.export.hf_export import Merged
 from vlmpipe.trainer.checkpoint.export.opened_export import require_opens
+from vlmpipe.trainer.checkpoint.export.settings_files import save_settings
 from vlmpipe.trainer.checkpoint.export.weight_reader import WeightReader
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.data.chat.added_tokens import trained_tokens
@@ -82,7 +83,7 @@ def test_an_adapter_with_the_default_freeze_is_loaded_whole_or_refused(model_typ
     model, folder = trained(config, tokenizer), tmp_path / "export"
     folder.mkdir()
     write_adapter(model, config, model.state_dict().__getitem__, folder)
-    family_of(config).save_settings(config, model, tokenizer, folder)
+    save_settings(family_of(config), config, model, tokenizer, folder)
     (tmp_path / "opened").mkdir()
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     blueprint = family_of(config).blueprint(config, tokenizer)
@@ -119,7 +120,7 @@ def test_rows_of_tokens_are_in_an_adapter_and_in_a_merged_export(model_type: str
     folder.mkdir()
     opened.mkdir()
     write_adapter(blueprint, config, lambda name: model.state_dict()[name].clone(), folder)
-    family_of(config).save_settings(config, blueprint, tokenizer, folder)
+    save_settings(family_of(config), config, blueprint, tokenizer, folder)
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     require_opens(open_storage(str(tmp_path)), sizes, blueprint, opened, is_adapter=True)
 
@@ -142,7 +143,7 @@ def test_an_adapter_beside_a_tied_embedding_is_written_from_averages(tmp_path: P
     weights = Merged(blueprint, reader, family_of(config).initial_weights(config, tokenizer))
     write_adapter(blueprint, config, weights.read_trained, folder)
     assert "base_model.model.lm_head.weight" in load_file(folder / WEIGHTS)
-    family_of(config).save_settings(config, blueprint, tokenizer, folder)
+    save_settings(family_of(config), config, blueprint, tokenizer, folder)
     found = family_of(config).load(folder).state_dict()
     for name in ("lm_head.weight", "model.language_model.embed_tokens.weight"):
         assert found[name].equal(model.state_dict()[name])
@@ -156,7 +157,7 @@ def test_adapters_in_a_clip_encoder_have_the_names_of_both_releases_of_transform
     config = ModelConfig.model_validate(model_section(base, freeze=frozen, lora=lora))
     model, folder = trained(config, tokenizer), tmp_path / "export"
     write_adapter(model, config, model.state_dict().__getitem__, folder)
-    family_of(config).save_settings(config, model, tokenizer, folder)
+    save_settings(family_of(config), config, model, tokenizer, folder)
     tensors, targets = load_file(folder / WEIGHTS), json.loads((folder / SETTINGS).read_text())["target_modules"]
     older = [name for name in tensors if ".vision_tower.vision_model." in name]
     assert len(older) == len(tensors) / 2 > 0

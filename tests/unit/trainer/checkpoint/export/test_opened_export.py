@@ -15,6 +15,7 @@ from torch import nn
 from tests.support.hf.publish import model_section, publish, tokenizer_of
 from vlmpipe.trainer.checkpoint.export.opened_export import require_opens
 from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
+from vlmpipe.trainer.checkpoint.export.settings_files import save_settings
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.models.hf_native.peft_folder import write_adapter
@@ -36,7 +37,7 @@ def exported(model_type: str, root: Path, *, max_shard_bytes: int = 1 << 30) -> 
     folder.mkdir()
     read = family_of(config).initial_weights(config, tokenizer).read
     write_weights(model, read, folder, max_shard_bytes=max_shard_bytes)
-    family_of(config).save_settings(config, model, tokenizer, folder)
+    save_settings(family_of(config), config, model, tokenizer, folder)
     return model, folder
 
 
@@ -45,7 +46,7 @@ def adapter(model_type: str, root: Path) -> tuple[nn.Module, Path]:
     folder = root / "export"
     folder.mkdir()
     write_adapter(model, config, lambda name: torch.zeros(model.get_parameter(name).shape), folder)
-    family_of(config).save_settings(config, model, tokenizer_of(model_type), folder)
+    save_settings(family_of(config), config, model, tokenizer_of(model_type), folder)
     return model, folder
 
 

@@ -19,6 +19,7 @@ from tests.support.trainer import tiny_native
 from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.trainer.checkpoint.export.published_form import published_form, stored_tensors
 from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
+from vlmpipe.trainer.checkpoint.export.settings_files import save_settings
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.data.tokenize import make_tokenizer
 from vlmpipe.trainer.models.image_tokens import image_form_of
@@ -117,7 +118,7 @@ def test_training_starts_from_the_published_form_with_the_same_values(model_type
     form, expected = family.blueprint(config, tokenizer), family.build(config, tokenizer).state_dict()
     folder.mkdir()
     write_weights(form, expected.__getitem__, folder)
-    family.save_settings(config, form, tokenizer, folder)
+    save_settings(family, config, form, tokenizer, folder)
     started = ModelConfig.model_validate(model_section(folder))
     found = family.build(started, tokenizer).state_dict()
     assert [name for name in expected if not torch.equal(found[name], expected[name])] == []

@@ -19,6 +19,7 @@ from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.trainer.checkpoint.export.opened_export import require_opens
 from vlmpipe.trainer.checkpoint.export.published_form import published_form, stored_tensors
 from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
+from vlmpipe.trainer.checkpoint.export.settings_files import save_settings
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError, UserError
@@ -90,7 +91,7 @@ def export(model_type: str, root: Path) -> tuple[nn.Module, Path]:
     form = family.blueprint(config, tokenizer).bfloat16()
     folder.mkdir()
     write_weights(form, family.initial_weights(config, tokenizer).read, folder)
-    family.save_settings(config, form, tokenizer, folder)
+    save_settings(family, config, form, tokenizer, folder)
     return form, folder
 
 

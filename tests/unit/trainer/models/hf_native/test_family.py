@@ -11,6 +11,7 @@ from transformers import AutoImageProcessor, AutoTokenizer, GenerationConfig
 from tests.support.trainer.chat_templates import PLAIN, with_template
 from tests.support.trainer.processors import Processor
 from tests.support.trainer.tiny_native import CONFIGS, model_section
+from vlmpipe.trainer.checkpoint.export.settings_files import save_settings
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.model import IMAGE_PAD, IMAGE_TOKEN, ModelConfig
 from vlmpipe.trainer.data.chat.make import make_chat
@@ -47,7 +48,7 @@ def test_an_export_asks_as_training_did(family: str, tmp_path: Path, monkeypatch
     made = family_of(model).blueprint(random, chat.tokenizer)
     folder = tmp_path / "export"
     folder.mkdir()
-    family_of(model).save_settings(model, made, chat.tokenizer, folder)
+    save_settings(family_of(model), model, made, chat.tokenizer, folder)
     tokenizer, images = AutoTokenizer.from_pretrained(folder), AutoImageProcessor.from_pretrained(folder)
     assert tokenizer.chat_template == chat.template.source
     settings = json.loads(file.read_text()) if (file := folder / "processor_config.json").exists() else {}

@@ -16,6 +16,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast
 
 from tests.support.trainer.flop_cases import model_config
 from vlmpipe.trainer.checkpoint.export.hf_export import Merged
+from vlmpipe.trainer.checkpoint.export.settings_files import save_settings
 from vlmpipe.trainer.config.model import GRID_FAMILIES, PARTS, ModelConfig
 from vlmpipe.trainer.data.chat.added_tokens import trained_tokens
 from vlmpipe.trainer.data.tokenize import make_tokenizer
@@ -63,7 +64,7 @@ def on_base(base: dict[str, Any], folder: Path, lora: dict[str, Any], freeze: tu
     family, tokenizer = family_of(plain), tokenizer_of(plain)
     model = family.build(plain, tokenizer)
     model.save_pretrained(folder)
-    family.save_settings(plain, model, tokenizer, folder)
+    save_settings(family, plain, model, tokenizer, folder)
     section = {name: value for name, value in plain.model_dump().items() if name not in PARTS}
     section |= {
         "pretrained": {"weights": str(folder)},

@@ -7,7 +7,6 @@ rotary positions with its own defaults, refuses the tokenizer, and finds no imag
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,12 @@ from transformers.utils import (
     GENERATION_CONFIG_NAME,
     IMAGE_PROCESSOR_NAME,
     PROCESSOR_NAME,
-    VIDEO_PROCESSOR_NAME,
 )
 
-from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.models.base import Family
 from vlmpipe.trainer.models.hf_native.pretrained import set_dtype
-from vlmpipe.trainer.models.published import model_file, published_json, stop_token_ids
+from vlmpipe.trainer.models.published import published_json, stop_token_ids
 
 TOKENIZER_NAME, TEMPLATE_NAME = "tokenizer_config.json", "chat_template.jinja"
 GENERIC_TOKENIZERS = {"TokenizersBackend": "PreTrainedTokenizerFast"}  # name in transformers 5 -> one that both know
@@ -41,7 +40,16 @@ RENAMED = {
 NOT_SAMPLING = ("transformers_version", "_from_model_config")
 
 
-def save_model_settings(
+def save_settings(
+    family: Family, config: ModelConfig, model: nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path
+) -> None:
+    """Write everything but the weights that plain `from_pretrained` reads, also that of transformers 4.5x."""
+    _save_model_settings(model, tokenizer, folder, config.language_model)
+    family.save_processor(config, tokenizer, folder)
+    serve_older_readers(folder)
+
+
+def _save_model_settings(
     model: nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path, published: WeightsConfig
 ) -> None:
     """Write the configurations of model and of generation, with the tokenizer's control tokens.
@@ -62,12 +70,6 @@ def save_model_settings(
         name: value for name, value in sampling.items() if not name.endswith("token_id") and name not in NOT_SAMPLING
     }
     _write(folder / GENERATION_CONFIG_NAME, generation | kept)
-
-
-def copy_video_settings(published: WeightsConfig, folder: Path) -> None:
-    """Give an export the published model's settings for videos, where they have a file of their own."""
-    if published.weights and (videos := model_file(published, VIDEO_PROCESSOR_NAME, weights=False)):
-        shutil.copyfile(videos, folder / VIDEO_PROCESSOR_NAME)
 
 
 def serve_older_readers(folder: Path) -> None:
