@@ -98,17 +98,14 @@ def _without_memory(config: ModelConfig) -> object:
 @contextlib.contextmanager
 def _counting(module: nn.Module) -> Iterator[Counter[ModelPart]]:
     """Forward FLOPs by part of the model. What is not a product between weights counts for the part that ran last."""
-    mode, hooks = _Count(), []
-    for name, inner in module.named_modules():
-        if own := next(iter(inner._parameters), None):
-            part = part_of(f"{name}.{own}")
-            hooks.append(inner.register_forward_pre_hook(functools.partial(mode.enter, part)))
-    try:
-        with torch.no_grad(), mode:
-            yield mode.flops
-    finally:
-        for hook in hooks:
-            hook.remove()
+    mode = _Count()
+    with contextlib.ExitStack() as hooks, torch.no_grad():
+        for name, inner in module.named_modules():
+            if own := next(iter(inner._parameters), None):
+                part = part_of(f"{name}.{own}")
+                hooks.enter_context(inner.register_forward_pre_hook(functools.partial(mode.enter, part)))
+        hooks.enter_context(mode)
+        yield mode.flops
 
 
 class _Count(TorchDispatchMode):

@@ -23,7 +23,7 @@ from vlmpipe.trainer.models.hf.encoder import encoder_of, mergers_of, round_feat
 from vlmpipe.trainer.models.hf.grids import project, tower_output
 from vlmpipe.trainer.models.hf.packed_samples import PackedSamples, separate_samples
 from vlmpipe.trainer.models.hf.processor import BLANK, FEATURES, PIXEL_SHAPE, TYPES, PublishedImages, Tensors
-from vlmpipe.trainer.models.hf.stored import PROJECTED_OUTPUTS, StoredEncoder, StoredOutput, tensors_in
+from vlmpipe.trainer.models.hf.stored import PROJECTED_OUTPUTS, StoredEncoder, StoredOutput, projected_features
 from vlmpipe.trainer.models.hf.vision_attention import sizes_of, use_few_launches
 from vlmpipe.trainer.models.image_inputs import Grid, NamedImages
 from vlmpipe.trainer.models.layers.freeze import part_of, trains
@@ -279,8 +279,7 @@ class HfVLM(PackedVLM):
 
     def features(self, inputs: Tensors) -> list[Tensor]:
         """Return projected image features. inputs: those named in `features_of`."""
-        features = self.model.base_model.get_image_features(**inputs, return_dict=True)
-        return tensors_in(features.get(name) for name in PROJECTED_OUTPUTS)
+        return projected_features(self.model, inputs)
 
     def _positions(self, input_ids: Tensor, position_ids: Tensor, images: Tensors, samples: CuSeqlens | None) -> Tensor:
         """The language model's positions. images: inputs of the images in the sequences."""

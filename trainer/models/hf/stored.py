@@ -87,7 +87,7 @@ class StoredEncoder(nn.Module):
 
 def encoder_output(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> ModelOutput:
     """Vision features of images, without running later layers."""
-    encoder = model.get_encoder(modality="image")
+    encoder = encoder_of(model)
     dtype = next(encoder.parameters()).dtype
 
     def cast(_: nn.Module, args: tuple[object, ...], named: dict[str, object]) -> object:
@@ -97,14 +97,11 @@ def encoder_output(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Mode
     def leave(_: nn.Module, __: object, output: object) -> None:
         raise _Reached(copy.copy(output))
 
-    hooks = [encoder.register_forward_pre_hook(cast, with_kwargs=True), encoder.register_forward_hook(leave)]
-    try:
-        model.base_model.get_image_features(**inputs, return_dict=True)
-    except _Reached as reached:
-        return reached.output
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with encoder.register_forward_pre_hook(cast, with_kwargs=True), encoder.register_forward_hook(leave):
+        try:
+            model.base_model.get_image_features(**inputs, return_dict=True)
+        except _Reached as reached:
+            return reached.output
     raise AssertionError("image features come without the vision encoder")
 
 
@@ -112,7 +109,7 @@ def find_before_mergers(model: PreTrainedModel, images: Sequence[Tensors], blank
     """Return `find_stored_output` of the inputs of mergers in the encoder, or None if these do not make its output
     of them, token by token."""
     encoder = encoder_of(model)
-    alone = [_projected(model, inputs) for inputs in images]
+    alone = [projected_features(model, inputs) for inputs in images]
     expected = torch.cat([feature for level in zip(*alone, strict=True) for feature in level])
     patches = _patches_of_a_token(model, images[0])
     model.set_encoder(without_mergers(encoder, patches), modality="image")
@@ -125,7 +122,7 @@ def find_before_mergers(model: PreTrainedModel, images: Sequence[Tensors], blank
         stand_in = StoredEncoder(encoder, stored)
         stand_in.rows = rows
         model.set_encoder(stand_in, modality="image")
-        together = torch.cat(_projected(model, join(images)))
+        together = torch.cat(projected_features(model, join(images)))
     except (TypeError, ValueError):  # of a merger that takes or gives more than rows
         return None
     finally:
@@ -136,15 +133,12 @@ def find_before_mergers(model: PreTrainedModel, images: Sequence[Tensors], blank
 def _patches_of_a_token(model: PreTrainedModel, inputs: Tensors) -> int:
     rows: list[int] = []
     first, *_ = mergers_of(encoder_of(model))
-    hook = first.register_forward_hook(lambda _, hidden, tokens: rows.append(len(hidden[0]) // len(tokens)))
-    try:
-        _projected(model, inputs)
-    finally:
-        hook.remove()
+    with first.register_forward_hook(lambda _, hidden, tokens: rows.append(len(hidden[0]) // len(tokens))):
+        projected_features(model, inputs)
     return rows[0]
 
 
-def _projected(model: PreTrainedModel, inputs: Tensors) -> list[Tensor]:
+def projected_features(model: PreTrainedModel, inputs: Tensors) -> list[Tensor]:
     """Projected features of images, level by level."""
     features = model.base_model.get_image_features(**inputs, return_dict=True)
     return tensors_in(features.get(name) for name in PROJECTED_OUTPUTS)
@@ -178,7 +172,7 @@ def find_stored_output(model: PreTrainedModel, images: Sequence[Tensors], blank:
     return StoredOutput(stored.kind, fields, lists, axes, len(stored.take(of_blank[0])), stored.width)
 
 
-def _used_fields(model: object, inputs: Tensors, output: ModelOutput) -> Iterator[Field]:
+def _used_fields(model: PreTrainedModel, inputs: Tensors, output: ModelOutput) -> Iterator[Field]:
     """Yield the encoder's output fields that projected features depend on: with NaN in one, they become NaN."""
     for name, value in output.items():
         places = range(-len(value), 0) if isinstance(value, list | tuple) else [None]
@@ -186,17 +180,11 @@ def _used_fields(model: object, inputs: Tensors, output: ModelOutput) -> Iterato
             tensor = _read(output, (name, place))
             if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
                 continue
-            if _spoils(model, inputs, _replaced(output, (name, place), torch.full_like(tensor, torch.nan))):
+            spoiled = _replaced(output, (name, place), torch.full_like(tensor, torch.nan))
+            with encoder_of(model).register_forward_hook(lambda *_, spoiled=spoiled: spoiled):
+                features = projected_features(model, inputs)
+            if any(bool(feature.isnan().any()) for feature in features):
                 yield name, place
-
-
-def _spoils(model: PreTrainedModel, inputs: Tensors, output: object) -> bool:
-    hook = model.get_encoder(modality="image").register_forward_hook(lambda *_: output)
-    try:
-        features = model.base_model.get_image_features(**inputs, return_dict=True)
-    finally:
-        hook.remove()
-    return any(bool(tensor.isnan().any()) for name in PROJECTED_OUTPUTS for tensor in tensors_in(features.get(name)))
 
 
 def tensors_in(features: object) -> list[Tensor]:
