@@ -27,9 +27,9 @@ from vlmpipe.platforms.vertex.requirements import missing_for_vertex
 from vlmpipe.trainer.config.data import OWN_FORMAT
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
 from vlmpipe.trainer.extras import install_command
-from vlmpipe.trainer.models.hub_errors import without_hub
 from vlmpipe.trainer.storage.base import in_bucket
 from vlmpipe.trainer.storage.file_systems import limits_of
+from vlmpipe.trainer.storage.hub.client import without_hub
 from vlmpipe.trainer.storage.outage import answering_soon
 from vlmpipe.trainer.storage.user_folders import expanded
 

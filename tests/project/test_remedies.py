@@ -23,7 +23,7 @@ from vlmpipe.doctor import remedies
 MODULES = (
     *sorted((ROOT / "trainer/preflight").glob("*.py")),
     *sorted((ROOT / "vlmpipe/doctor").glob("*.py")),
-    *(ROOT / name for name in ("trainer/distributed/nccl_plugin.py", "trainer/models/hub_errors.py")),
+    *(ROOT / name for name in ("trainer/distributed/nccl_plugin.py", "trainer/storage/hub/client.py")),
     *(ROOT / name for name in ("trainer/secret_manager.py", "vlmpipe/platforms/vertex/client.py")),
 )
 LOGIN = "gcloud auth application-default login"

@@ -18,8 +18,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors, run_main
-from vlmpipe.trainer.models.hub_errors import whole_snapshot
 from vlmpipe.trainer.storage.export_manifest import MARKER
+from vlmpipe.trainer.storage.hub.client import whole_snapshot
 from vlmpipe.trainer.storage.model_folders import CONFIG, INDEX, SETTINGS, WEIGHTS, bucket_address, local_folder
 
 PROGRAM = ("vllm", "serve")

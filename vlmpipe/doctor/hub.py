@@ -11,8 +11,8 @@ from vlmpipe.doctor.google_api import TIMEOUT_S, CannotSee
 from vlmpipe.doctor.rows import Row, missing, ok, unseen
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ExitCode
-from vlmpipe.trainer.models.hub_errors import file_on_hub, hub_error
 from vlmpipe.trainer.secret_manager import HUB_TOKEN_VARIABLE, SecretNotRead, read_secret
+from vlmpipe.trainer.storage.hub.client import file_on_hub, hub_error
 from vlmpipe.trainer.storage.model_folders import bucket_address
 from vlmpipe.trainer.storage.user_folders import expanded
 

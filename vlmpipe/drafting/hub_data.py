@@ -18,7 +18,7 @@ from pathlib import Path
 
 from vlmpipe.trainer.confinement.limits import HUB, require_address
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError, os_errors, require_package
-from vlmpipe.trainer.models.hub_errors import TOKEN
+from vlmpipe.trainer.storage.hub.client import TOKEN
 
 ID = re.compile(r"[\w.-]+/[\w.-]+")
 SHARD_BYTES = 500_000_000

@@ -16,10 +16,10 @@ from vlmpipe.planner.workload import is_cached
 from vlmpipe.trainer.config.model import PARTS, ModelConfig, WeightsConfig
 from vlmpipe.trainer.data.tokenize import TRAINED_PREFIX, trained_size
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
-from vlmpipe.trainer.models.hub_errors import file_on_hub, hub_error
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.models.layers.freeze import require_frozen_tower, require_something_trained
 from vlmpipe.trainer.sizing.model_shape import ModelShape
+from vlmpipe.trainer.storage.hub.client import file_on_hub, hub_error
 from vlmpipe.trainer.storage.model_folders import CONFIG, bucket_address, local_folder, making
 
 HUB_TIMEOUT_S = 5.0

@@ -16,9 +16,9 @@ from vlmpipe.trainer.config.sources.data_source import function_named
 from vlmpipe.trainer.data.prefixes.separate_cost import cost_text, separate_cost
 from vlmpipe.trainer.data.prefixes.sharing import resolved_sharing
 from vlmpipe.trainer.errors import UserError
-from vlmpipe.trainer.models.hub_errors import without_hub
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import join_uri
+from vlmpipe.trainer.storage.hub.client import without_hub
 
 if TYPE_CHECKING:
     from vlmpipe.trainer.data.shards.index import SplitIndex

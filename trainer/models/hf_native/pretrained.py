@@ -16,9 +16,9 @@ from transformers.utils import logging as transformers_logging
 
 from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
-from vlmpipe.trainer.models.hub_errors import readable_hub_errors
 from vlmpipe.trainer.models.published import settings_folder
 from vlmpipe.trainer.models.safetensors_header import require_whole_folder
+from vlmpipe.trainer.storage.hub.client import readable_hub_errors
 from vlmpipe.trainer.storage.model_folders import CONFIG, bucket_address, local_folder, revision_of
 
 # Bounds of images in settings of earlier releases, which go before the size of this one that says the same.

@@ -24,12 +24,12 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.errors import DataError
-from vlmpipe.trainer.models.hub_errors import file_on_hub, readable_hub_errors
 from vlmpipe.trainer.models.published import model_file
 from vlmpipe.trainer.models.safetensors_header import Place, places_in, read_header
 from vlmpipe.trainer.sizing.export_size import IN_FLIGHT_BYTES
 from vlmpipe.trainer.storage.base import ObjectInfo, Storage, VersionConflictError
 from vlmpipe.trainer.storage.bucket import TRANSFER_ATTEMPTS
+from vlmpipe.trainer.storage.hub.client import file_on_hub, readable_hub_errors
 from vlmpipe.trainer.storage.model_folders import folder_in_bucket, local_folder
 from vlmpipe.trainer.storage.transfer import in_parallel
 

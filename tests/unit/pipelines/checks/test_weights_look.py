@@ -18,8 +18,8 @@ from vlmpipe.planner import plan
 from vlmpipe.planner.plan import Plan
 from vlmpipe.trainer.config.model import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.models.hub_errors import without_hub
 from vlmpipe.trainer.storage import gcs, s3
+from vlmpipe.trainer.storage.hub.client import without_hub
 from vlmpipe.trainer.storage.model_folders import local_folder
 from vlmpipe.trainer.storage.outage import must_answer_soon
 
