@@ -1,8 +1,7 @@
 """Images of the Qwen-VL families as patches: the bits of the library's own processor, in less time.
 
-The library's goes over all values of an image for each of its steps, in fp64 for the first: rescaling, normalizing,
-reordering, repeating in time. Here a table holds what the first two make of each of the 256 values of a channel, and
-one row of tokens after the other goes through all steps while it is in the processor's cache.
+The library's goes over all values for each of its steps: rescaling in fp64, normalizing, reordering, repeating. Here a
+table holds what the first two make of each of 256 values, and rows of tokens pass all steps within the CPU's cache.
 """
 
 from __future__ import annotations

@@ -32,11 +32,9 @@ class ContextParallel:
         """
         rows, tokens, _, width = query.shape
         repeats = self.ranks // math.gcd(self.ranks, key.shape[2])
-        tensors = [
-            query,
-            *(tensor.repeat_interleave(repeats, dim=2) if repeats > 1 else tensor for tensor in (key, value)),
-        ]
-        parts = [tensor.reshape(rows * tokens, self.ranks, -1, width).transpose(0, 1) for tensor in tensors]
+        if repeats > 1:
+            key, value = (tensor.repeat_interleave(repeats, dim=2) for tensor in (key, value))
+        parts = [part.reshape(rows * tokens, self.ranks, -1, width).transpose(0, 1) for part in (query, key, value)]
         received = all_to_all(torch.cat(parts, dim=2), self.group)  # (ranks, rows x tokens, heads of this rank, width)
         whole = received.view(rows, tokens * self.ranks, -1, width)
         return list(whole.split([part.shape[2] for part in parts], dim=2))

@@ -78,8 +78,7 @@ def _is_right(
         found = [output, *tried.backward(gradient, query, key, value, output, lse, args)]
         return [result.flatten(0, 1)[in_sample] for result in found]
 
-    found = disagreement(lambda: results(kernel), lambda: results(BLOCKWISE))
-    if not found:
+    if not (found := disagreement(lambda: results(kernel), lambda: results(BLOCKWISE))):
         return True
     with_shared = " with shared prefixes" if shared else ""
     warnings.warn(

@@ -75,9 +75,8 @@ def _flash_bounds(args: VarlenArgs) -> tuple[Tensor, Tensor, int, int]:
 
 
 def _flash_options(args: VarlenArgs) -> dict[str, float]:
-    return {"scale": args.scale} | (
-        {"window_size_left": args.window - 1, "window_size_right": 0} if args.window else {}
-    )
+    window = {"window_size_left": args.window - 1, "window_size_right": 0} if args.window else {}
+    return {"scale": args.scale, **window}
 
 
 def _sample_by_sample(forward: Callable[..., Tensors], backward: Callable[..., Tensors]) -> Kernel:

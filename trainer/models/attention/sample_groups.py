@@ -6,7 +6,6 @@ A long sample is read where it lies. Short ones of like lengths are copied side 
 from __future__ import annotations
 
 import functools
-import itertools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,25 +59,25 @@ Group = LongSample | ShortSamples
 
 def rectangles_of(queries: Tensor, keys: Tensor) -> Sequence[tuple[LongSample, LongSample]]:
     """A call for each piece of queries with its piece of keys. queries, keys: bounds (see `VarlenArgs.keys`)."""
-    pieces = [
-        [LongSample(start, end - start) for start, end in spans.tolist() if start < end] for spans in (queries, keys)
-    ]
+    pieces = [[LongSample(*span) for span in _spans(bounds)] for bounds in (queries, keys)]
     return list(zip(*pieces, strict=True))
+
+
+def _spans(bounds: Tensor) -> Spans:
+    return tuple((start, end - start) for start, end in bounds.tolist() if start < end)
 
 
 def groups_of(bounds: Tensor, query: Tensor) -> tuple[Sequence[Group], Spans]:
     """Calls for the samples with these bounds (see `CuSeqlens`), and the padding between them."""
-    samples = [(start, end) for start, end in bounds.tolist() if start < end]
-    edges = [0, *itertools.chain.from_iterable(samples), query.shape[:2].numel()]
+    spans = _spans(bounds)
+    edges = [0, *(edge for start, tokens in spans for edge in (start, start + tokens)), query.shape[:2].numel()]
     padding = tuple((end, start - end) for end, start in zip(edges[::2], edges[1::2], strict=True) if end < start)
-    spans = tuple((start, end - start) for start, end in samples)
     return _groups(spans, MAX_JOINED // query.shape[2:].numel(), query.device), padding
 
 
 def groups_of_like_lengths(bounds: Tensor, device: torch.device) -> Sequence[Group]:
     """Rows for the samples with these bounds (see `CuSeqlens`): those of like lengths share a call however long."""
-    spans = tuple((start, end - start) for start, end in bounds.tolist() if start < end)
-    return _groups(spans, sys.maxsize, device)
+    return _groups(_spans(bounds), sys.maxsize, device)
 
 
 def clear(padding: Spans, *heads: Tensor) -> None:

@@ -1,9 +1,7 @@
 """Variable-length attention for packed sequences: cross-sample scores are never computed.
 
 With a mask, a packed sequence costs the attention of one sample of its length. Here kernels take samples one by one, or
-all in one launch where the device has such a kernel. The host knows their bounds
-(`vlmpipe.trainer.models.attention.cu_seqlens`). To torch it is one operation, which compiled layers, activation
-checkpointing and traces handle as a matrix product.
+all in one launch where the device has such a kernel, by bounds that the host knows.
 """
 
 from __future__ import annotations

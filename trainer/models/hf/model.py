@@ -67,7 +67,7 @@ class HfVLM(PackedVLM):
         self.packed, self.is_stage, self.has_images = PackedSamples(why_masked=self.why_masked), False, True
         self.language_model.register_forward_pre_hook(separate_samples(self.packed), with_kwargs=True)
         self.tower_is_frozen = not trains(without_mergers(encoder))
-        # Replaced in traces with fake tensors; the second of these is there for them.
+        # Replaced in traces with fake tensors; the second is there for them.
         self.sizes_of, self.encoded = sizes_of, _as_it_is
         if images is None and len(mergers_of(encoder)) > 1:
             add_levels_at_places(self.language_model)

@@ -21,6 +21,7 @@ import transformers
 from PIL import Image
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.nn import functional as F
 from transformers import (
     AutoImageProcessor,
     AutoTokenizer,
@@ -366,10 +367,7 @@ def _joined(tensors: Sequence[Tensor], axis: int) -> Tensor:
     shape = [max(sizes) for sizes in zip(*(tensor.shape for tensor in tensors), strict=True)]
     padded = []
     for tensor in tensors:
-        wanted = [*shape[:axis], tensor.shape[axis], *shape[axis + 1 :]]
-        if list(tensor.shape) != wanted:
-            whole = tensor.new_zeros(wanted)
-            whole[tuple(slice(size) for size in tensor.shape)] = tensor
-            tensor = whole
-        padded.append(tensor)
+        missing = [0 if place == axis else shape[place] - size for place, size in enumerate(tensor.shape)]
+        behind = [number for less in reversed(missing) for number in (0, less)]
+        padded.append(F.pad(tensor, behind) if any(missing) else tensor)
     return torch.cat(padded, dim=axis)

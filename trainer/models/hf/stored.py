@@ -91,8 +91,7 @@ def encoder_output(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Mode
     dtype = next(encoder.parameters()).dtype
 
     def cast(_: nn.Module, args: tuple[object, ...], named: dict[str, object]) -> object:
-        args, named = (torch.utils._pytree.tree_map(_as(dtype), arguments) for arguments in (args, named))
-        return args, named
+        return torch.utils._pytree.tree_map(_as(dtype), (args, named))
 
     def leave(_: nn.Module, __: object, output: object) -> None:
         raise _Reached(copy.copy(output))
@@ -162,7 +161,7 @@ def find_stored_output(model: PreTrainedModel, images: Sequence[Tensors], blank:
     axes = tuple(-1 if place == axis else size for place, size in enumerate(whole[:-1]))
     if axis is None or any(size != 1 for size in axes[:axis]):
         return None
-    if any(len(shape) != len(whole) or _without(shape, axis) != _without(whole, axis) for shape in (*own, blanks)):
+    if len({(*shape[:axis], *shape[axis + 1 :]) for shape in (*own, whole, blanks)}) > 1:
         return None
     lists = {name: len(alone[0][name]) for name, place in fields if place is not None}
     stored = StoredOutput(type(alone[0]), fields, lists, axes, 0, whole[-1] * len(fields))
@@ -209,10 +208,6 @@ def _replaced(output: ModelOutput, field: Field, tensor: Tensor) -> object:
         values[place] = tensor
         changed[name] = type(output[name])(values)
     return changed
-
-
-def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    return shape[:axis] + shape[axis + 1 :]
 
 
 def _as(dtype: torch.dtype) -> Callable[[object], object]:

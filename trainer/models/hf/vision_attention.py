@@ -2,7 +2,7 @@
 
 The library calls attention once for each piece of each layer: 2,272 times for one image of a megapixel in Qwen2.5-VL,
 whose windows are of 8 x 8 patches. Here torch's variable-length kernel takes all pieces of a layer at once, where the
-device has it. Elsewhere pieces of one length that lie next to each other share a call.
+device has it. Elsewhere neighbouring pieces of one length share a call.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ def attention(
     kind = query.device.type
     if torch.is_autocast_enabled(kind):  # as for torch's own attention
         query, key, value = (tensor.to(torch.get_autocast_dtype(kind)) for tensor in (query, key, value))
-    if kind == "cuda" and not isinstance(query, FakeTensor) and flash_takes(query) and _is_right(*_kind_of(query)):
-        return at_once(query, key, value, pieces, scaling), None
-    return by_runs(query, key, value, pieces, scaling), None
+    takes_flash = kind == "cuda" and not isinstance(query, FakeTensor) and flash_takes(query)
+    is_at_once = takes_flash and _is_right(query.device, query.dtype, query.shape[1], query.shape[3])
+    return (at_once if is_at_once else by_runs)(query, key, value, pieces, scaling), None
 
 
 def read_once(ends: Tensor, device: torch.device) -> Pieces:
@@ -141,9 +141,7 @@ def at_once(query: Tensor, key: Tensor, value: Tensor, pieces: Pieces, scaling: 
     from torch.nn.attention.varlen import varlen_attn
 
     assert abs(scaling * query.shape[-1] ** 0.5 - 1) < 1e-6, scaling
-    query, key, value = (
-        tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value)
-    )  # (patches, heads, ...)
+    query, key, value = (one[0].transpose(0, 1).contiguous() for one in (query, key, value))  # (patches, heads, ...)
     found = varlen_attn(query, key, value, pieces.bounds, pieces.bounds, pieces.longest, pieces.longest)
     assert isinstance(found, Tensor)
     return found[None]
@@ -162,15 +160,9 @@ def by_runs(query: Tensor, key: Tensor, value: Tensor, pieces: Pieces, scaling: 
     return torch.cat(outputs)[None]
 
 
-def _kind_of(query: Tensor) -> tuple[torch.device, torch.dtype, int, int]:
-    return query.device, query.dtype, query.shape[1], query.shape[3]
-
-
 @functools.cache
 def _is_right(device: torch.device, dtype: torch.dtype, heads: int, head_dim: int) -> bool:
-    """Return whether the kernel of `at_once` agrees with `by_runs` on a few short pieces, gradients included; warns if
-    not.
-    """
+    """Return whether `at_once` agrees with `by_runs` on a few short pieces, gradients included; warns if not."""
     pieces = Pieces.of([0, 3, 67, 131, 140], device)
     noise = torch.Generator(device).manual_seed(0)  # leaves the run's own random numbers alone
     tensors = [torch.randn(1, heads, 140, head_dim, generator=noise, device=device).to(dtype) for _ in range(3)]
@@ -181,8 +173,7 @@ def _is_right(device: torch.device, dtype: torch.dtype, heads: int, head_dim: in
             output = tried(*own, pieces, head_dim**-0.5)
             return [output.detach(), *torch.autograd.grad(output.square().sum(), own)]
 
-    found = disagreement(lambda: results(at_once), lambda: results(by_runs))
-    if not found:
+    if not (found := disagreement(lambda: results(at_once), lambda: results(by_runs))):
         return True
     warnings.warn(
         f"torch's variable-length attention is not used in the tower, for {heads} heads of {head_dim} in {dtype} on "

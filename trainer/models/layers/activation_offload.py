@@ -6,7 +6,6 @@ stream of their own.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,11 +36,12 @@ class ActivationOffload:
 
     def around(self, checkpoint: Callable[..., object]) -> Callable[..., object]:
         """`checkpoint`, with its input offloaded."""
-        return functools.partial(self._run, checkpoint)
 
-    def _run(self, checkpoint: Callable[..., object], layer: Callable[..., object], *inputs: object) -> object:
-        with saved_tensors_hooks(self._save, self._load):
-            return checkpoint(layer, *inputs)
+        def offloaded(layer: Callable[..., object], *inputs: object) -> object:
+            with saved_tensors_hooks(self._save, self._load):
+                return checkpoint(layer, *inputs)
+
+        return offloaded
 
     def _save(self, tensor: Tensor) -> OffloadedInput:
         if self._device != tensor.device:

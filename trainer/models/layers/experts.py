@@ -1,8 +1,7 @@
 """Experts whose weights, (experts, rows, columns), are computed for each pass: from adapters, or from 4 bits.
 
-PEFT's wrappers hold the adapters' matrices under PEFT's names, and this module computes the product that they add. PEFT
-itself registers parametrizations in each pass and keeps the sums of all layers for the backward pass, which takes as
-many bytes as the experts.
+PEFT's wrappers hold the adapters' matrices, and this module computes the product that they add. PEFT itself keeps the
+sums of all layers for the backward pass, which takes as many bytes as the experts.
 """
 
 from __future__ import annotations

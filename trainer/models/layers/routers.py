@@ -40,10 +40,8 @@ def routers_of(layers: Iterable[nn.Module]) -> list[Router]:
 
 def balancing_loss_of(layers: Iterable[nn.Module]) -> Callable[..., Tensor] | None:
     """The library's loss of router logits, number of experts, experts of a token, and mask; None if it has none."""
-    for layer in layers:
-        function: Callable[..., Tensor] | None = getattr(_code_of(layer), BALANCING_LOSS, None)
-        return function
-    return None
+    codes = map(_code_of, layers)
+    return getattr(next(codes, None), BALANCING_LOSS, None)
 
 
 def _code_of(layer: nn.Module) -> ModuleType:

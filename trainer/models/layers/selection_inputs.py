@@ -56,10 +56,7 @@ class SelectionInputs:
         return [[count - next(unused) for count in row] for row in self.sample_tokens]
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> SelectionInputs:
-        return replace(
-            self,
-            **{name: getattr(self, name).to(device, non_blocking=non_blocking) for name in TENSORS},
-        )
+        return replace(self, **{name: getattr(self, name).to(device, non_blocking=non_blocking) for name in TENSORS})
 
     def pin_memory(self) -> SelectionInputs:
         return replace(self, **{name: getattr(self, name).pin_memory() for name in TENSORS})

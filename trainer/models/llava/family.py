@@ -198,7 +198,6 @@ class LlavaFamily(TransformersFamily):
         image_tokens, feature_width = self.feature_shape(config)
         tower = model.model.vision_tower
         _require_features(config, tower, (image_tokens, feature_width))
-        unused = _behind_features(tower, config)
         return model_shape(
             config,
             model,
@@ -208,7 +207,7 @@ class LlavaFamily(TransformersFamily):
             image_tokens=image_tokens,
             feature_width=feature_width,
             patch_pixels=int(getattr(vision, "num_channels", 3)) * int(vision.patch_size) ** 2,
-            behind_features=sum(map(count_parameters, unused)),
+            behind_features=sum(map(count_parameters, _behind_features(tower, config))),
         )
 
     def build_tower(self, config: ModelConfig) -> nn.Module:

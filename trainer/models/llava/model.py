@@ -12,31 +12,28 @@ from vlmpipe.trainer.models.layers.freeze import trains
 from vlmpipe.trainer.models.layers.image_placeholders import embedded
 from vlmpipe.trainer.models.packed_vlm import PackedVLM
 
-TOWER, PROJECTOR = "vision_tower", "multi_modal_projector"  # transformers' names
-
 
 class LlavaVLM(PackedVLM):
     def __init__(self, config: ModelConfig, model: nn.Module, *, cached: bool) -> None:
         super().__init__(config, model)
         self.tower_is_frozen = not trains(self.tower)
         if cached:
-            setattr(model.model, TOWER, None)  # its output is read from disk
+            model.model.vision_tower = None  # its output is read from disk
         elif self.tower and self.tower_is_frozen:
             self.tower.eval()
 
     @property
     def tower(self) -> nn.Module | None:
         """The vision encoder; None with cached features, and in a pipeline stage without it."""
-        return getattr(self.model.model, TOWER)
+        return self.model.model.vision_tower
 
     @property
     def projector(self) -> nn.Module | None:
         """The projector; None in a pipeline stage without it."""
-        return getattr(self.model.model, PROJECTOR)
+        return self.model.model.multi_modal_projector
 
     def drop_images(self) -> None:
-        for part in (TOWER, PROJECTOR):
-            setattr(self.model.model, part, None)
+        self.model.model.vision_tower = self.model.model.multi_modal_projector = None
 
     def run_tower(self, images: Tensor, _grids: Sequence[Grid] | None) -> Tensor:
         num_images = len(images)
