@@ -225,7 +225,7 @@ class HfFamily(TransformersFamily):
         )
 
     def save_processor(self, config: ModelConfig, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-        """Also the published model's settings for videos, where they have a file of their own."""
+        """Write the processor, and the published model's settings for videos where they have a file of their own."""
         if grids_of(config):
             tokenizer.save_pretrained(folder)
             self.image_processor(config).save_pretrained(folder)

@@ -151,7 +151,7 @@ class TransformersFamily:
         return self.freeze(model, config, is_whole=language_layers is None and not one_inner_tower_layer)
 
     def maker(self, config: ModelConfig) -> Callable[[PreTrainedConfig], nn.Module]:
-        """What makes the model of a skeleton from its configuration."""
+        """The constructor of a skeleton's model, which takes its configuration."""
         return self.kind(self.type_of(config))
 
     def load(self, folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
