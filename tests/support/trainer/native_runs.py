@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tests.support.short_form import WHOLE
 from tests.support.trainer.native_models import write_data
 from tests.support.trainer.runs import train_runs
 from tests.support.trainer.tiny_native import model_section
 from vlmpipe.trainer.config.job import JobConfig
 
 Content = dict[str, Any]  # changes of the run file
-STEPS, STOP_STEP = 4, 2
+STEPS, STOP_STEP = 4 if WHOLE else 3, 2
 
 
 def base_of(root: Path, family: str) -> Content:

@@ -53,19 +53,19 @@ RESUMED = chosen(STRATEGIES, lambda name: name == "fsdp")
 # Features reach every engine by the same loader.
 READING = chosen(THOROUGH, lambda name: name == "fsdp")
 # How they are compiled: all strategies that train.compile takes.
-COMPILED: dict[str, dict[str, Any]] = chosen(
-    {
-        "ddp": {},
-        "fsdp": {"train.activation_checkpointing": "full"},
-        "hsdp": {"train.activation_checkpointing": "selective"},
-        "tp": {"train.sequence_parallel": True},
-        "pp": {},
-        "tp+pp+dp": {"train.activation_checkpointing": "full"},
-        "zero1": {},
-        "zero2": {"train.activation_checkpointing": "full"},
-    },
-    lambda name: name == "fsdp",
-)
+COMPILED: dict[str, dict[str, Any]] = {
+    "ddp": {},
+    "fsdp": {"train.activation_checkpointing": "full"},
+    "hsdp": {"train.activation_checkpointing": "selective"},
+    "tp": {"train.sequence_parallel": True},
+    "pp": {},
+    "tp+pp+dp": {"train.activation_checkpointing": "full"},
+    "zero1": {},
+    "zero2": {"train.activation_checkpointing": "full"},
+}
+if not WHOLE:  # layers that FSDP shards and that are recomputed: tests/unit/trainer/models/layers/test_compile.py
+    COMPILED = {}
+COMPILING = {"train.compile": "on", "train.compile_backend": "aot_eager"}
 RECOMPUTING: dict[str, dict[str, Any]] = chosen(
     {
         "full": {"train.activation_checkpointing": "full"},
@@ -181,12 +181,12 @@ def _jobs(root: Path, strategy: str) -> dict[str, JobConfig]:
             **AVERAGED,
             **HELD_OUT,
             **COMPILED[strategy],
-            "train.compile": "on",
+            **COMPILING,
             "train.max_steps": STOP_STEP,
         }
         # Of itself it is inductor, whose kernels take minutes to make: see
         # tests/unit/trainer/models/layers/test_compile.py.
-        jobs["compiled"] = make_run(root, f"{strategy}-compiled", {**compiled, "train.compile_backend": "aot_eager"})
+        jobs["compiled"] = make_run(root, f"{strategy}-compiled", compiled)
     if strategy == "ddp":
         jobs |= {
             f"{kind} gradients": make_run(root, f"ddp-{kind}-gradients", base | {"train.gradient_compression": kind})
@@ -283,6 +283,13 @@ def test_compiled_layers_change_no_number(strategy: str, runs_of: Callable[[str]
     assert losses(job) == pytest.approx(losses(eager)[:STOP_STEP], rel=RELATIVE)
     validated, expected = (metrics(run)[STOP_STEP - 1]["validation_loss"] for run in (job, eager))
     assert validated == pytest.approx(expected, rel=RELATIVE)
+    assert metrics(job)[-1]["compiled_graphs"] > 0
+
+
+def test_a_run_file_has_layers_compiled(root: Path, reference: JobConfig) -> None:
+    job = make_run(root, "compiled", {"train.micro_batch_size": 8, "train.max_steps": 2, **COMPILING})
+    train_runs([job], processes=1)
+    assert losses(job) == pytest.approx(losses(reference)[:2], rel=RELATIVE)
     assert metrics(job)[-1]["compiled_graphs"] > 0
 
 
