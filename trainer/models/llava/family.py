@@ -5,6 +5,7 @@ The model is transformers' own `LlavaForConditionalGeneration`, so an export loa
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -173,6 +174,7 @@ class LlavaFamily(TransformersFamily):
                 return stored_tower(config.tower, vision_config(config))
             return DrawnWeights(lambda: self.build_tower(plain).state_dict())
 
+        @functools.cache  # the head has a prefix of its own
         def language() -> Weights:
             if not config.language_model.weights:
                 return DrawnWeights(lambda: self.build(plain, tokenizer).state_dict())
