@@ -57,6 +57,8 @@ TABLE: dict[str, tuple[str, ...]] = {
     ),
     "start the job again: on Vertex AI it gets another machine; a broken GPU is worth a word to the provider": (),
     "start the job on another machine; nvidia-smi there says more": ("nvidia-smi",),
+    "build the image without the extra linear-attention, or with other versions of triton and flash-linear-attention; "
+    "torch's own code is slower and keeps more memory": (),
     "the driver's libraries are not found: on Vertex AI and GKE they lie in /usr/local/nvidia/lib64, which "
     "LD_LIBRARY_PATH of the image must name, as images of make build do. If it does, start the job on another "
     "machine": ("/usr/local/nvidia/lib64", "LD_LIBRARY_PATH", "make build"),
