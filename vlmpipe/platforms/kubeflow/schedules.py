@@ -17,12 +17,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import yaml
-
 from vlmpipe.planner.cost.cron import starts_after
 from vlmpipe.platforms.compiled import run_file_in
 from vlmpipe.platforms.kubeflow.runs.client import KubeflowApi
 from vlmpipe.platforms.kubeflow.runs.version import require_version
+from vlmpipe.platforms.pipeline_yaml import documents
 from vlmpipe.platforms.schedules import Change, Schedules
 from vlmpipe.trainer.errors import ConfigError
 
@@ -133,7 +132,7 @@ def wanted_recurring_run(name: str, settings: ScheduleConfig, package: Path) -> 
             expected="weekdays from 0, which is Sunday, to 6: Kubeflow's scheduler knows no 7",
             fix="write a range that ends with Sunday as a list, such as 5,6,0",
         )
-    content = json.dumps(list(yaml.safe_load_all(package.read_text(encoding="utf-8"))), sort_keys=True)
+    content = json.dumps(documents(package.read_bytes()), sort_keys=True)
     return KubeflowSchedule(
         name=name,
         cron=" ".join(["0", *others, weekday]),
