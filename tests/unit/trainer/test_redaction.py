@@ -366,7 +366,11 @@ def _hostile(form: Form) -> set[str]:
     """Beginnings of the form, to be repeated: each could be the start of a match that then fails."""
     known = [secret for secret in [*SECRETS, *ADDRESSES, KEY, COOKIE] if form.pattern.search(secret)]
     assert known, f"no example of {form.name}"
-    ends = [(secret, end) for secret in known[: 2 if WHOLE else 1] for end in range(1, min(len(secret), 40))]
+    ends = [
+        (secret, end)
+        for secret in known[: 2 if WHOLE else 1]
+        for end in range(1, min(len(secret), 40), 1 if WHOLE else 2)
+    ]
     return {secret[:end] + between for secret, end in ends for between in ("", "-", " ")} | {"a:", "://:@", "a://b:"}
 
 

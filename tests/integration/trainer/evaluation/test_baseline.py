@@ -67,7 +67,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     common = {
         "features.cache": "off", "model.freeze": [], "data.max_samples": 0, "data.validation_fraction": 0.35,
         "data.source": write_task(root / "colors", ASK_COLOR, {color: color for color in COLORS}),
-        "train.epochs": 12, "train.micro_batch_size": 8, "evaluate.max_new_tokens": 8, "evaluate.controls": [],
+        "train.epochs": 9, "train.micro_batch_size": 8, "evaluate.max_new_tokens": 8, "evaluate.controls": [],
     }  # fmt: skip
 
     def run(name: str, changes: dict[str, Any]) -> JobConfig:
@@ -80,7 +80,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     whole = {"pretrained": {"weights": base}, "tokenizer": base, "image_size": 32, "freeze": []}
     adapted = whole | {"freeze": ["tower"], "lora": LORA}
     other = {
-        "train.epochs": 20,
+        "train.epochs": 15,
         "model": whole,
         "data.source": codes,
         "data.slices": ["kind"],

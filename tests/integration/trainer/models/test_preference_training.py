@@ -29,7 +29,7 @@ STRATEGIES = chosen(dict.fromkeys(PREFERRING), lambda name: name in ("fsdp", "ze
 RELATIVE, STOP_STEP = 1e-5, 2
 ADAPTERS = {"model.lora": {"rank": 4}}
 SIMPO = {"train.objective": "simpo", "train.global_batch_size": 64, "train.micro_batch_size": 16}
-PAIRS = {"train.objective": "dpo", "train.max_steps": 4, "train.dpo_beta": 0.5, "data.max_samples": 120}
+PAIRS = {"train.objective": "dpo", "train.max_steps": 4 if WHOLE else 3, "train.dpo_beta": 0.5, "data.max_samples": 120}
 
 
 @pytest.fixture(scope="module")

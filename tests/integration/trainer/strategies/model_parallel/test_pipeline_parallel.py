@@ -38,7 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 UNEVEN = "2 x 2 stages, uneven"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "2 stages, 2 copies": ("plain", TWO_BY_TWO),
+    "2 stages, 2 copies": ("plain", PAIR),
     "2 stages, 2 copies, all trained": ("tower", TWO_BY_TWO),
     "2 stages, 2 copies, tied": ("tied", TWO_BY_TWO),
     "4 stages, tied": ("tied", FOUR),
@@ -49,7 +49,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "2 x 2 stages, 2 copies, projector": ("projector", {**TWO_BY_TWO, **INTERLEAVED}),
     "2 x 2 stages, 2 copies, uneven": ("uneven", {**TWO_BY_TWO, **INTERLEAVED}),
     "2 x 2 stages of 2 ranks": ("hard to split", {**SPLIT, **INTERLEAVED, "train.sequence_parallel": True}),
-    "2 stages of 2 ranks": ("hard to split", SPLIT),
+    "2 stages of 2 ranks": ("hard to split", {**SPLIT, "train.micro_batch_size": 4}),
     "2 stages of 2 ranks, adapters": ("adapters", SPLIT),
     "2 stages of 2 ranks, shared tokens": ("hard to split", {**SPLIT, "train.sequence_parallel": True}),
     "2 stages of 2 ranks, 2 copies": ("hard to split", {**SPLIT, "train.micro_batch_size": 1}),
