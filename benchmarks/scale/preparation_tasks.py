@@ -34,6 +34,7 @@ TASKS, AT_ONCE = 8, 2
 QUARTERS = 4  # of a task, whose first and last are compared
 FILE_RECORDS = 50_000
 STEPS = {"plan": "plan-data", "share": "a task of prepare-chunks", "merge": "prepare-data"}
+WATCH_S = {"plan": 0.5, "share": 0.5, "merge": 0.1}  # between two looks at the memory; a merge has short peaks
 
 
 def preparation_tasks(bench: Bench) -> None:
@@ -131,7 +132,7 @@ def measured(folder: str, records: int, step: str, fingerprint: str = "", task: 
     begun.touch()
     job = job_in(Path(folder))
     progress = _Quarters(job.run.run_uri, f"{step}-{task}", quiet=True)
-    before, clock, peak = Memory.now(), Clock(), PeakMemory()
+    before, clock, peak = Memory.now(), Clock(), PeakMemory(WATCH_S[step])
     accepted = 0
     if step == "plan":
         fingerprint = plan_chunks(job, progress).fingerprint

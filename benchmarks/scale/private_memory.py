@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MIB = 1 << 20
-WATCH_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ def private_mib() -> float:
 class PeakMemory:
     """The most memory of this process, looked at every `watch_s`; own memory and mapped files each at their peak."""
 
-    def __init__(self, watch_s: float = WATCH_S) -> None:
+    def __init__(self, watch_s: float) -> None:
         self._most, self._watch_s, self._ended = Memory(0.0, 0.0), watch_s, threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
