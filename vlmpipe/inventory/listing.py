@@ -119,9 +119,9 @@ def newest_runs(root: str, *, last: int = 0, chosen: Filter | None = None) -> Li
     undated = [run for run in asked if not run.started_s]
     dated = asked[len(undated) :]
     shown = [*undated[-last:], *dated[-last:]]  # all of them for 0
-    rows = tuple(
-        run.with_figures(_registered(run, registries, all_versions=is_whole)) for run in shown if not run.is_gone
-    )
+    # A filter has read a run's files before, of which `is_gone` knows.
+    there = (run for run in shown if not run.is_gone and (not chosen or os.path.isdir(run.path)))
+    rows = tuple(run.with_figures(_registered(run, registries, all_versions=is_whole)) for run in there)
     listing = Listing(top, rows, len(runs), len(asked) - len(shown), registries.problems)
     if not is_whole:
         return listing

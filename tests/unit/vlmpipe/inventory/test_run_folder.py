@@ -19,7 +19,7 @@ from tests.support.runs_root import FAILED, STOPPED, register, write_run
 from vlmpipe.inventory import removal
 from vlmpipe.inventory.listing import Filter, newest_runs, read_inventory
 from vlmpipe.inventory.removal import Policy, pruning_of
-from vlmpipe.inventory.run_folder import BULK, RunFolder
+from vlmpipe.inventory.run_folder import BULK, ListedRun, RunFolder
 from vlmpipe.inventory.tags import change_tags
 from vlmpipe.platforms.local.runs.run import Marker, all_markers, take_lock
 from vlmpipe.platforms.local.runs.summary import find_run
@@ -172,6 +172,23 @@ def test_a_run_that_is_removed_while_runs_are_listed_is_left_out(
         monkeypatch.setattr(RunFolder, "has_run", property(then_removed))
         assert [run.run_id for run in read(str(tmp_path)).runs] == ["r0", "r2"]
         write_run(tmp_path, "r1", started_s=2.0)
+
+
+def test_a_run_that_is_removed_after_a_filter_chose_it_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        write_run(tmp_path, f"r{number}", started_s=number + 1.0)
+    chooses = Filter.chooses
+
+    def then_removed(chosen: Filter, run: ListedRun) -> bool:
+        if run.run_id == "r2":
+            shutil.rmtree(tmp_path / "runs/r1")
+        return chooses(chosen, run)
+
+    monkeypatch.setattr(Filter, "chooses", then_removed)
+    found = newest_runs(str(tmp_path), chosen=Filter(outcome="done"))
+    assert [run.run_id for run in found.runs] == ["r0", "r2"]
 
 
 def test_a_folder_that_this_user_may_not_read_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
