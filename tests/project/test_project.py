@@ -174,3 +174,12 @@ def test_every_fuzzed_law_is_of_a_target() -> None:
         path for path in (ROOT / "tests").rglob("test_*.py") if "\nfrom tests.support.fuzz import" in path.read_text()
     }
     assert fuzzed and [str(path) for path in fuzzed if str(path.relative_to(ROOT)) not in makefile] == []
+
+
+def test_files_that_pages_name_are_there() -> None:
+    """Pages of measurements name those of their day."""
+    pages = [ROOT / "README.md", *(page for page in (ROOT / "docs").rglob("*.md") if "results" not in page.parts)]
+    of_ours = re.compile(r"`((?:trainer|vlmpipe|pipelines|components|benchmarks|tests|docs|configs)/[\w./-]+\.\w+)`")
+    named = {(str(page.relative_to(ROOT)), file) for page in pages for file in of_ours.findall(page.read_text("utf-8"))}
+    assert len(named) > 50
+    assert [each for each in sorted(named) if not (ROOT / each[1]).exists()] == []
