@@ -149,7 +149,18 @@ class RunFolder:
                 self.run_id, self.path, started_s=self.started_s, uses=uses, registered=registered, **about
             )
         except UserError as error:
-            return ListedRun(self.run_id, self.path, self._generated_name, problem=error.found)
+            return ListedRun(
+                self.run_id, self.path, self._generated_name, starts_from=self._still_named(), problem=error.found
+            )
+
+    def _still_named(self) -> tuple[str, ...]:
+        """Ids of other runs in the settings that can be opened, of a run whose records are damaged: they stay."""
+        named = set[str]()
+        with contextlib.suppress(UserError):
+            for path in (*self._contents.called(RUN_FILE_COPY), *self._contents.called(SETTINGS)):
+                with contextlib.suppress(UserError):
+                    named |= _named_in([_bytes(path)])
+        return tuple(sorted(named - {self.run_id}))
 
     @property
     def _generated_name(self) -> str:

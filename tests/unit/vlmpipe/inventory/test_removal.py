@@ -63,6 +63,17 @@ def test_each_run_that_stays_has_its_reason(tmp_path: Path) -> None:
     os.close(lock)
 
 
+@pytest.mark.parametrize("damaged", ["local.json", "prepared.json", "run_file.json", "tags.json"])
+def test_a_run_stays_that_a_damaged_run_starts_from(damaged: str, tmp_path: Path) -> None:
+    write_run(tmp_path, "base")
+    tuned = write_run(tmp_path, "tuned", started_s=2, settings={"model": {"tokenizer": "run:base"}})
+    write_run(tmp_path, "newest", started_s=3)
+    record = tuned / damaged
+    record.write_text(record.read_text()[:-1] if record.exists() else "{")
+    assert read_inventory(str(tmp_path)).runs[-2 if damaged != "local.json" else 0].problem
+    assert kept(tmp_path, Policy(keep=1))["base"] == "tuned starts from it"
+
+
 def test_a_run_that_another_starts_from_goes_with_it_or_stays(tmp_path: Path) -> None:
     write_run(tmp_path, "base")
     write_run(tmp_path, "tuned", started_s=2, settings={"model": {"tokenizer": "run:base"}})
