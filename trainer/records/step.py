@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.redaction import redact_all
@@ -23,10 +23,10 @@ class StepRecord:
 
     step: str
     state: str = "running"  # running | done | reused | stopped (resumable) | failed
-    started_s: float = field(default_factory=time.time)
-    ended_s: float = 0.0
-    done: float = 0
-    total: float = 0
+    started_s: FiniteFloat = field(default_factory=time.time)
+    ended_s: FiniteFloat = 0.0
+    done: FiniteFloat = 0
+    total: FiniteFloat = 0
     unit: str = ""
     message: str = ""
     detail: dict[str, Any] = field(default_factory=dict)

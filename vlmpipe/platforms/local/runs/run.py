@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-from pydantic import TypeAdapter, ValidationError
+from pydantic import FiniteFloat, TypeAdapter, ValidationError
 
 from vlmpipe.platforms.local.runs.state import read_state
 from vlmpipe.runs.run_state import STOPPED, RunState
@@ -56,8 +56,8 @@ class Marker:
     run_id: str
     config_digest: str
     arguments: tuple[str, ...]  # run file and overrides, as given
-    started_s: float
-    ended_s: float = 0.0
+    started_s: FiniteFloat
+    ended_s: FiniteFloat = 0.0
     exit_code: int | None = None  # None while it runs, and after a kill
     version: int = 1
     name: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import signal
 import subprocess
@@ -34,7 +35,7 @@ from vlmpipe.platforms.local.runs.run import (
 )
 from vlmpipe.platforms.local.runs.summary import report_of
 from vlmpipe.runs.run_state import RunState
-from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import read_record_file, seal
 
@@ -389,6 +390,19 @@ def test_a_marker_is_read_in_any_form_that_json_allows(
     text = seal(written, indent=indent) if is_sealed else json.dumps(written, indent=indent).encode()
     (tmp_path / MARKER).write_bytes(text)
     assert read_marker(tmp_path) == (None if expected is None else replace(marker, **expected))
+
+
+@pytest.mark.parametrize("field", ["started_s", "ended_s"])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_marker_whose_times_are_no_numbers_is_damaged(
+    value: float, field: str, indent: int | None, tmp_path: Path
+) -> None:
+    marker = asdict(Marker("mine", "digest", ("a.yaml",), started_s=5.0, exit_code=0))
+    (tmp_path / MARKER).write_bytes(seal({**marker, field: value}, indent=indent))
+    with pytest.raises(DataError) as error:
+        read_marker(tmp_path)
+    assert MARKER in error.value.found and "finite" in error.value.found
 
 
 def test_a_killed_attempt_counts_as_stopped(config: RunConfig) -> None:
