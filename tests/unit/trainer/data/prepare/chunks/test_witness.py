@@ -18,6 +18,10 @@ from tests.support.short_form import chosen
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare import pipeline
 from vlmpipe.trainer.data.prepare.chunks import chunk as chunk_module
+from vlmpipe.trainer.data.prepare.chunks.witness import Witness
+from vlmpipe.trainer.data.prepare.validate_sample import Accepted, Entry
+from vlmpipe.trainer.data.rejects import Reject, RejectCode
+from vlmpipe.trainer.data.sample import ImageRef, Sample, Turn
 from vlmpipe.trainer.errors import DataError, UserError
 
 COUNT = 12
@@ -138,3 +142,23 @@ def test_an_image_that_goes_while_data_is_prepared_is_named(tmp_path: Path, monk
     monkeypatch.setattr(pipeline, "build_chunk", after_a_loss)
     with pytest.raises(UserError, match="changed while it was prepared"):
         run_prepare(config)
+
+
+def test_a_digest_is_of_the_bytes_that_were_decoded() -> None:
+    """And not of those that the file has a moment later."""
+    decoded = list[bytes]()
+
+    def validate(entry: Entry | Reject) -> Accepted | Reject:
+        assert isinstance(entry, Entry)
+        decoded.extend(image.read() for image in entry.sample.images)
+        return Reject("line 1", "one", RejectCode.TEXT_EMPTY, "")
+
+    def entry_of(*bytes_by_reading: bytes) -> Entry:
+        left = iter(bytes_by_reading)
+        sample = Sample("one", (Turn("what?", "that"),), (ImageRef("a.png", lambda: next(left)),), "line 1")
+        return Entry(sample, (), "train")
+
+    witness = Witness(validate)  # type: ignore[arg-type]  # of a validator, its call alone is needed
+    digests = [witness(entry_of(*data))[1] for data in ((b"first", b"later"), (b"first",), (b"later",))]
+    assert decoded == [b"first", b"first", b"later"]
+    assert digests[0] == digests[1] != digests[2]
