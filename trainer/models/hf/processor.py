@@ -233,8 +233,6 @@ def _published(source: str, settings: str) -> PublishedImages:
         if isinstance(cause := error.__cause__, Exception) and LACKS_PACKAGE.search(str(cause)):
             raise needs_package(f"the image processor of {weights}", cause) from error
         raise
-    except ImportError as error:
-        raise needs_package(f"the processor of {weights}", error) from error
     except NotImplementedError as error:
         raise ConfigError(
             f"the processor of {weights}, a {part_config(part).model_type} model, does not say what stands for an "
@@ -242,6 +240,8 @@ def _published(source: str, settings: str) -> PublishedImages:
             expected="a model whose processor of transformers writes the tokens of each image",
         ) from error
     except Exception as error:
+        if isinstance(error, ImportError) or LACKS_PACKAGE.search(str(error)):
+            raise needs_package(f"the processor of {weights}", error) from error
         raise ConfigError(
             f"the processor of {weights}, a {part_config(part).model_type} model, cannot be made or fails on an image: "
             f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST_CAUSE_CHARS]}",

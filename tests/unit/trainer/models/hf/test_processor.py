@@ -83,11 +83,20 @@ def test_the_release_of_torchvision_is_that_of_the_installed_torch(
 def test_whatever_a_processor_raises_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its code is that of any model type."""
     part, plain = WeightsConfig(weights=str(publish("internvl", tmp_path))), PublishedImages._processed
-    for error in (KeyError("frames"), NotImplementedError(), IndexError("list index out of range"), ImportError("x")):
+    lacking = ValueError("LayoutProcessor requires the num2words library but it was not found")
+    raised = (
+        KeyError("frames"),
+        NotImplementedError(),
+        IndexError("list index out of range"),
+        ImportError("x"),
+        lacking,
+    )
+    for error in raised:
         monkeypatch.setattr(PublishedImages, "_processed", lambda *_, error=error: (_ for _ in ()).throw(error))
         processor._published.cache_clear()
-        with pytest.raises(ConfigError, match=r"processor of \S+"):
+        with pytest.raises(ConfigError, match=r"processor of \S+") as refused:
             published_images(part, None)
+        assert (refused.value.fix == "pip install num2words") == (error is lacking)
     monkeypatch.setattr(PublishedImages, "_processed", plain)
     processor._published.cache_clear()
 
