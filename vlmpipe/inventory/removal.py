@@ -20,10 +20,11 @@ from vlmpipe.inventory.listing import REMOVED, SHARED, Inventory, SharedData, re
 from vlmpipe.inventory.run_folder import ListedRun, size_of
 from vlmpipe.platforms.local.runs.run import take_lock
 from vlmpipe.trainer.errors import ConfigError, os_errors
+from vlmpipe.trainer.gc_control import collector_off
 
 S = TypeVar("S", ListedRun, SharedData)
 DAY_S = 86_400
-MAX_SIZED = 200  # runs, and as many folders of data: of more the sizes are not counted, which takes a while
+MAX_SIZED = 100  # runs, and as many folders of data: of more the sizes are not counted, which takes a while
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ class Removal:
         return stayed
 
 
+@collector_off()
 def removal_of(inventory: Inventory, names: Sequence[str], *, unfinished: bool = False) -> Removal:
     """Remove these runs. Raises ConfigError for one that must stay."""
     known = {run.run_id: run for run in inventory.runs}
@@ -127,6 +129,7 @@ def removal_of(inventory: Inventory, names: Sequence[str], *, unfinished: bool =
     return Removal(inventory, _sized(chosen), leftovers=_leftovers(inventory))
 
 
+@collector_off()
 def pruning_of(inventory: Inventory, policy: Policy, *, now_s: float | None = None) -> Removal:
     """Remove what the policy allows and nothing refers to, and the data that only these runs point at."""
     now_s = time.time() if now_s is None else now_s
