@@ -45,10 +45,20 @@ hypothesis.settings.load_profile("patient")
 typer.main.get_command = functools.cache(typer.main.get_command)
 
 
+@pytest.fixture(scope="session")
+def _memories() -> Iterator[Path]:
+    where = MEMORY if MEMORY.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="vlmpipe-tests-", dir=where, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
 @pytest.fixture
-def memory() -> Iterator[Path]:
-    """A folder for a few small files in memory, where there is one: flushing a file to the disk costs nothing there."""
-    with tempfile.TemporaryDirectory(prefix="vlmpipe-test-", dir=MEMORY if MEMORY.is_dir() else None) as folder:
+def memory(_memories: Path) -> Iterator[Path]:
+    """A folder for a few small files in memory, where there is one: flushing a file to the disk costs nothing there.
+
+    A thread that outlives its test may write while the folder is removed: what it leaves goes with the session.
+    """
+    with tempfile.TemporaryDirectory(dir=_memories, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import shutil
 import tempfile
@@ -108,6 +109,13 @@ def checkpoint(folder: Path, step: int) -> Path:
 def looked_at_twice(states: SavedStates) -> None:
     for _ in range(2):  # one that changes no more between two looks is finished
         states.save_newest()
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    end_s = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "number", "trainer_state.json"])
@@ -272,10 +280,7 @@ def test_a_copy_in_the_mirror_is_resumed_once_the_first_store_is_lost(
     checkpoint(folder, 5)
     looked_at_twice(states)
     mirror = LocalStorage(tmp_path / "mirror/runs/run/trainer")
-    end_s = time.monotonic() + 20
-    while not committed(mirror):
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
+    wait_until(lambda: states._copies and states._copies.lag(5).steps == 0)
     shutil.rmtree(states_of(run.uri).root_uri)
     later = saved_states(job, folder)
     found, store, _ = later.resume(tmp_path / "given")
@@ -294,7 +299,9 @@ def test_a_mirror_that_lags_is_said_once(
     states.resume(tmp_path / "nothing")
     checkpoint(folder, 5)
     looked_at_twice(states)
-    looked_at_twice(states)
+    wait_until(lambda: states._copies and states._copies.lag(5).error)  # the thread has used what is patched
+    for _ in range(2):
+        looked_at_twice(states)
     (warning,) = states.take_warnings()
     assert "the mirror lags" in warning
 
@@ -319,7 +326,8 @@ def test_latest_names_the_tag_that_is_copied_though_the_program_saves_the_next_o
     states = SavedStates(run.job, record(num_nodes=1, world_size=1), [folder])
     save(5)
     states.save_newest()
-    store.before_upload = lambda path: save(10) if not (folder / "global_step10").exists() else None
+    uploads = itertools.count()  # files are copied by several threads: one of them meets the next checkpoint
+    store.before_upload = lambda path: save(10) if next(uploads) == 0 else None
     states.save_newest()
     (name,) = committed(store)
     assert step_of(name) == 5 and store.read(f"checkpoints/{name}/latest") == b"global_step5"
