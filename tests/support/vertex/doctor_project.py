@@ -18,11 +18,13 @@ from tests.support.paths import ROOT
 from vlmpipe.access.grants import grants_json
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.doctor import google_api
+from vlmpipe.doctor.rows import Row
 
 PROJECT, REGION = "my-project", "us-central1"
 IMAGE = f"{REGION}-docker.pkg.dev/{PROJECT}/vlmpipe/trainer@sha256:{'1' * 64}"
 SECRETS = {"hub": ["model.hub_token_secret"], "chat": ["notify.webhook"], "tracker": ["secrets"]}
 BUCKETS = {name: f"{PROJECT}-vlmpipe-{name}" for name in ("data", "runs", "mirror", "build")}
+OF_THE_RUN = ("submitter", "pipeline", "trainer")  # accounts that rows are about
 QUOTAS = {"custom_model_training_cpus": 100, "custom_model_training_nvidia_l4_gpus": 4}
 
 
@@ -98,3 +100,13 @@ def log_in(monkeypatch: pytest.MonkeyPatch, folder: Path, google: FakeGoogle, na
     file = folder / "login.json"
     file.write_text(json.dumps(google.credentials(account(name), pem)))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+
+
+def not_ok(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row.state != "ok"]
+
+
+def row_of(rows: list[Row], subject: str) -> Row:
+    """The only row of the subject that is not ok."""
+    (row,) = [row for row in rows if row.subject == subject and row.state != "ok"]
+    return row

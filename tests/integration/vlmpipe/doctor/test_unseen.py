@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.fakes.google_apis import FakeGoogle
-from tests.support.vertex.doctor_project import BUCKETS, IMAGE, PROJECT, REGION, account, project, run_file
+from tests.support.vertex.doctor_project import BUCKETS, IMAGE, PROJECT, REGION, account, run_file
 from vlmpipe.doctor.doctor import examine
 from vlmpipe.doctor.google_api import CannotSee, GoogleApi
 from vlmpipe.doctor.rows import Row
@@ -16,12 +13,6 @@ from vlmpipe.doctor.rows import Row
 DATA = f"gs://{BUCKETS['data']}"
 JOBS = f"serviceAccount:{account('trainer')}"
 REVIEWER = "roles/iam.securityReviewer"
-
-
-@pytest.fixture
-def google(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeGoogle]:
-    with project(monkeypatch, tmp_path) as (server, _):
-        yield server
 
 
 def not_ok(*overrides: str) -> list[Row]:

@@ -1,65 +1,32 @@
-"""Deployment on Cloud Run: Google's client against the strict local server, which refuses each rule that is broken."""
+"""Deployment on Cloud Run: Google's client against the strict local server."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from google.api_core.retry import Retry
 from google.cloud.run_v2 import types as api
 from google.oauth2 import id_token
 
-from tests.fakes.cloud_run.rules import problems
 from tests.fakes.cloud_run.server import FakeCloudRun
+from tests.support.vertex.cloud_run import MODEL, PLACE, cloud_run, deploy_of, deployed, made, service_of
 from tests.support.vertex.endpoints import asked_questions, right, wrong
-from vlmpipe.config.sections.deploy import DeployConfig
-from vlmpipe.platforms.vertex import retries
-from vlmpipe.platforms.vertex.client import Place
 from vlmpipe.platforms.vertex.cloud_run import client, form, service
-from vlmpipe.platforms.vertex.cloud_run.client import ENDPOINT_VARIABLE, caller_headers
+from vlmpipe.platforms.vertex.cloud_run.client import caller_headers
 from vlmpipe.platforms.vertex.cloud_run.service import MADE_BY, CloudRunService
 from vlmpipe.rehearsal.vertex.messages import as_dict
 from vlmpipe.serving import waking
-from vlmpipe.serving.agreement import measure_agreement, require_agreement
+from vlmpipe.serving.agreement import measure_agreement
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
-
-PLACE = Place("test-project", "us-central1", "jobs@test-project.iam.gserviceaccount.com")
-IMAGE = f"us-docker.pkg.dev/test-project/serving/vllm@sha256:{'1' * 64}"
-MODEL = ["gs://registry/digits/run-1/model/", "--dtype=bfloat16", "--served-model-name=digits"]
-RTX = {"accelerator_type": "NVIDIA_RTX_PRO_6000"}
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCloudRun]:
-    monkeypatch.setattr(retries, "RETRY", Retry(initial=0.01, maximum=0.05, timeout=5.0))
-    monkeypatch.setattr(service, "POLLING", service.POLLING.with_delay(initial=0.01))
-    monkeypatch.setattr(waking, "WAKING_POLL_S", 0.01)
-    monkeypatch.setattr(waking, "WAKING_S", 60.0)
-    with FakeCloudRun() as running:
-        monkeypatch.setenv(ENDPOINT_VARIABLE, running.endpoint)
-        running.answers = dict.fromkeys(range(1, 9), right)
+    with cloud_run(monkeypatch) as running:
         yield running
-
-
-def deploy_of(**changes: Any) -> DeployConfig:
-    usual = {"endpoint": "digits", "image_uri": IMAGE, "cloud_run": {}, "canary_percent": 20}
-    return DeployConfig(**{**usual, **changes})
-
-
-def service_of(**changes: Any) -> CloudRunService:
-    return CloudRunService(PLACE, deploy_of(**changes), labels={"team": "vision"}, encryption_key="")
-
-
-def deployed(run_id: str, **changes: Any) -> dict[str, int]:
-    """Deploy as the step does. Returns the split."""
-    run, questions = service_of(**changes), asked_questions()
-    run.require_usable(questions, "digits")
-    with run.canary(MODEL, run_id) as candidate:
-        require_agreement(measure_agreement(questions, run.ask(candidate, "digits")), 0.95)
-    return run.promote(candidate)
 
 
 def kept_traffic(server: FakeCloudRun) -> list[api.TrafficTarget]:
@@ -68,12 +35,6 @@ def kept_traffic(server: FakeCloudRun) -> list[api.TrafficTarget]:
 
 def tags_of_others(server: FakeCloudRun) -> list[tuple[str, str]]:
     return [(target.revision, target.tag) for target in kept_traffic(server)[:2]]
-
-
-def made(**changes: Any) -> api.Service:
-    """The service of our request."""
-    template = form.Instance(deploy_of(**changes), PLACE.service_account, "", {"team": "vision"}).template("r", MODEL)
-    return api.Service(template=template, scaling=api.ServiceScaling(min_instance_count=1))
 
 
 def test_the_first_model_makes_a_private_service_that_sleeps_and_takes_all_traffic(server: FakeCloudRun) -> None:
@@ -136,16 +97,10 @@ def test_tags_of_others_stay_whatever_their_name_and_their_revision(server: Fake
     tags = [api.TrafficTarget(type_=2, revision=own, tag=tag) for tag in ("candidate", "stable")]
     kept.traffic = [*kept.traffic, *tags]
     assert list(deployed("run-1").values()) == [100], "a step that is repeated"
-    assert [(target.revision, target.tag) for target in kept_traffic(server)[:2]] == [
-        (own, "candidate"),
-        (own, "stable"),
-    ]
+    assert tags_of_others(server) == [(own, "candidate"), (own, "stable")]
     deployed("run-2")
     assert server.traffic("digits") == {2: 100}
-    assert [(target.revision, target.tag) for target in kept_traffic(server)[:2]] == [
-        (own, "candidate"),
-        (own, "stable"),
-    ]
+    assert tags_of_others(server) == [(own, "candidate"), (own, "stable")]
     server.answers[3] = wrong
     with pytest.raises(UserError, match="1 of 10"):
         deployed("run-3")
@@ -361,62 +316,6 @@ def test_callers_show_an_id_token_for_the_service_also_at_an_address_of_a_tag(mo
     assert caller_headers("https://digits-1-uc.a.run.app")() == {"authorization": "Bearer token"}
 
 
-Change = Callable[[api.Service], object]
-MUTATIONS: list[tuple[str, Change]] = [
-    ("needs at least 4 vCPUs", lambda s: s.template.containers[0].resources.limits.update(cpu="2", memory="8Gi")),
-    ("needs at least 4 vCPUs and 16Gi", lambda s: s.template.containers[0].resources.limits.update(memory="8Gi")),
-    ("is more than 4 vCPUs may have", lambda s: s.template.containers[0].resources.limits.update(cpu="4")),
-    ("cpu 6 is not supported", lambda s: s.template.containers[0].resources.limits.update(cpu="6")),
-    ("of which only 1", lambda s: s.template.containers[0].resources.limits.update({"nvidia.com/gpu": "2"})),
-    ("are not supported", lambda s: s.template.containers[0].resources.limits.update({"ephemeral-storage": "1Gi"})),
-    ("CPU always allocated", lambda s: setattr(s.template.containers[0].resources, "cpu_idle", True)),
-    ("go together", lambda s: setattr(s.template.node_selector, "accelerator", "")),
-    ("is no GPU of Cloud Run", lambda s: setattr(s.template.node_selector, "accelerator", "nvidia-tesla-t4")),
-    ("needs at least 20 vCPUs", lambda s: setattr(s.template.node_selector, "accelerator", "nvidia-rtx-pro-6000")),
-    ("second generation", lambda s: setattr(s.template, "execution_environment", 1)),
-    ("is not allowed", lambda s: setattr(s.template.containers[0].volume_mounts[0], "mount_path", "/dev/shm")),
-    ("is no path", lambda s: setattr(s.template.containers[0].volume_mounts[0], "mount_path", "/a:b")),
-    ("is no volume", lambda s: setattr(s.template.containers[0].volume_mounts[0], "name", "other")),
-    ("leading --", lambda s: setattr(s.template.volumes[0].gcs, "mount_options", ["--implicit-dirs"])),
-    ("is no bucket", lambda s: setattr(s.template.volumes[0].gcs, "bucket", "gs://registry")),
-    ("has 0 types", lambda s: setattr(s.template, "volumes", [api.Volume(name="bucket-0")])),
-    ("at most 1800 s", lambda s: setattr(s.template.containers[0].startup_probe, "failure_threshold", 181)),
-    ("from 1 to 240", lambda s: setattr(s.template.containers[0].startup_probe, "period_seconds", 241)),
-    ("not more than period_seconds", lambda s: setattr(s.template.containers[0].startup_probe, "timeout_seconds", 11)),
-    ("from 0 to 240", lambda s: setattr(s.template.containers[0].startup_probe, "initial_delay_seconds", 241)),
-    ("exactly one of", lambda s: setattr(s.template.containers[0].startup_probe, "http_get", None)),
-    ("is reserved", lambda s: s.template.containers[0].env.append(api.EnvVar(name="PORT", value="1"))),
-    ("a name twice", lambda s: s.template.containers[0].env.append(s.template.containers[0].env[0])),
-    ("is no TCP port", lambda s: setattr(s.template.containers[0].ports[0], "container_port", 65536)),
-    ("only a single port", lambda s: s.template.containers[0].ports.append(api.ContainerPort(container_port=1))),
-    ("neither http1 nor h2c", lambda s: setattr(s.template.containers[0].ports[0], "name", "http2")),
-    ("at most 1000", lambda s: setattr(s.template, "max_instance_request_concurrency", 1001)),
-    ("more than max_instance_count", lambda s: setattr(s.scaling, "min_instance_count", 2)),
-    ("single container", lambda s: setattr(s.template, "containers", [])),
-    ("image: required", lambda s: setattr(s.template.containers[0], "image", "")),
-    ("no e-mail address", lambda s: setattr(s.template, "service_account", "jobs")),
-    ("reserved namespace", lambda s: s.template.annotations.update({"run.googleapis.com/x": "1"})),
-    ("is private", lambda s: setattr(s, "invoker_iam_disabled", True)),
-]  # fmt: skip
-
-
-def test_our_service_keeps_every_rule_in_every_size() -> None:
-    for changes in ({}, {"cloud_run": {"cpu": 4}}, RTX, {"cloud_run": {"memory_gib": 24}}):
-        assert list(problems(made(**changes), "us-central1")) == []
-
-
-@pytest.mark.parametrize(("message", "change"), MUTATIONS, ids=[f"{text}-{n}" for n, (text, _) in enumerate(MUTATIONS)])
-def test_the_server_refuses_each_broken_rule(message: str, change: Change) -> None:
-    wanted = made()
-    change(wanted)
-    assert any(message in problem for problem in problems(wanted, "us-central1"))
-
-
-def test_a_region_without_the_gpu_is_refused() -> None:
-    assert list(problems(made(), "us-west1")) == ["node_selector.accelerator: nvidia-l4 is not in us-west1"]
-    assert list(problems(made(**RTX), "us-east4"))
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -433,20 +332,3 @@ def test_a_refused_request_is_the_users_error_with_the_services_words(
     with pytest.raises(ConfigError, match=message), run.canary(MODEL, "run-1"):
         pass
     assert server.services == {}
-
-
-def test_traffic_and_revisions_are_checked_by_the_server(server: FakeCloudRun) -> None:
-    deployed("run-1")
-    run, revision = service_of(), server.made[0]
-    for traffic, message in (
-        ([api.TrafficTarget(type_=2, revision=revision, percent=99)], "add up to 100"),
-        ([api.TrafficTarget(type_=2, revision="digits-none", percent=100)], "there is no revision"),
-        ([api.TrafficTarget(type_=1, revision=revision, percent=100)], "either the latest"),
-        ([api.TrafficTarget(type_=1, percent=share, tag="a") for share in (40, 60)], "a tag twice"),
-    ):
-        with pytest.raises(Exception, match=message):
-            run._update(api.Service(traffic=traffic), "traffic")
-    changed = api.RevisionTemplate(server.services["digits"].service.template)
-    changed.max_instance_request_concurrency = 1
-    with pytest.raises(Exception, match="different configuration"):
-        run._update(api.Service(template=changed), "template")

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 from tests.support.command_line import Vlmpipe
-from tests.support.guide_files import DEEPSPEED, LISTINGS
 from tests.support.guide_page import PAGE, guide_page
+from tests.support.guides.deepspeed import DEEPSPEED
+from tests.support.guides.listings import LISTINGS
 
 
 def test_the_run_file_is_printed_or_written_once(vlmpipe: Vlmpipe, tmp_path: Path) -> None:

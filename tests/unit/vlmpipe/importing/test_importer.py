@@ -8,7 +8,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.guide_files import COMMANDS, DEEPSPEED, LISTINGS, SEARCHES, SETTINGS, WANDB_KEY
+from tests.support.guides.deepspeed import DEEPSPEED
+from tests.support.guides.listings import LISTINGS
+from tests.support.guides.searches import SEARCHES
+from tests.support.guides.settings import COMMANDS, SETTINGS, WANDB_KEY
 from tests.support.short_form import WHOLE, only_whole
 from vlmpipe import api
 from vlmpipe.catalog.machines import load_catalog

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.guide_files import COMMANDS, DEEPSPEED, LISTINGS, SETTINGS
+from tests.support.guides.deepspeed import DEEPSPEED
+from tests.support.guides.listings import LISTINGS
+from tests.support.guides.settings import COMMANDS, SETTINGS
 from vlmpipe.importing.json_with_comments import without_comments
 from vlmpipe.importing.sources import Kind, command_source, read_source, source_of
 from vlmpipe.trainer.errors import ConfigError, UserError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.guide_files import SEARCHES
+from tests.support.guides.searches import SEARCHES
 from tests.support.short_form import WHOLE
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.yaml_loader import parse_yaml

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.guide_files import LISTINGS
+from tests.support.guides.listings import LISTINGS
 from vlmpipe.config.yaml_loader import parse_yaml
 from vlmpipe.importing.findings import Finding, Outcome
 from vlmpipe.importing.importer import Imported, import_run_file
