@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmpipe.inventory.tags import TAGS
-from vlmpipe.platforms.local.runs.run import MARKER
+from vlmpipe.platforms.local.runs.marker import MARKER
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.records.registered import Registered
 from vlmpipe.trainer.storage.records import seal, unseal

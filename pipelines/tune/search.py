@@ -239,7 +239,7 @@ def run_search(search: Search) -> list[Trial]:
 
     Trials that have ended before are not run again. A request to stop ends the search: SearchStoppedError.
     """
-    from vlmpipe.platforms.local.runs.run import take_lock
+    from vlmpipe.platforms.local.runs.lock import take_lock
 
     store = open_storage(search.uri)
     table = [Trial(**record) for record in json.loads(store.read(TABLE))] if store.stat(TABLE) else []

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vlmpipe.platforms.local.runs.run import Marker
+from vlmpipe.platforms.local.runs.marker import Marker
 from vlmpipe.registry.folder import Candidate, FolderRegistry
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import seal_lines, write_record

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TypedDict, TypeVar
 
 from vlmpipe.inventory.tags import TAGS, read_tags
-from vlmpipe.platforms.local.runs.run import LOCK, MARKER, Marker, is_running, read_marker, require_marker
+from vlmpipe.platforms.local.runs.lock import LOCK, is_running
+from vlmpipe.platforms.local.runs.marker import MARKER, Marker, read_marker, require_marker
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.platforms.local.runs.state import results_folder
 from vlmpipe.platforms.local.search import LocalSearch

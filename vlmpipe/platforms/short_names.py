@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from vlmpipe.platforms.local.runs.run import MARKER, all_markers
+from vlmpipe.platforms.local.runs.marker import MARKER, all_markers
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.platforms.table import platform_of
 from vlmpipe.runs.submitted import SUBMITTED, run_records

@@ -68,7 +68,7 @@ class Local(Platform):
 
     def find(self, name: str, *, root: str, project: str, location: str) -> RunHere | None:
         from vlmpipe.platforms.local.run import RunHere
-        from vlmpipe.platforms.local.runs.run import MARKER
+        from vlmpipe.platforms.local.runs.marker import MARKER
         from vlmpipe.platforms.local.runs.summary import find_run
 
         if not any(Path(folder, MARKER).is_file() for folder in (name, join_uri(root, "runs", name))):

@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmpipe.platforms.local.runs.run import is_running, stopper
+from vlmpipe.platforms.local.runs.lock import is_running, stopper
 from vlmpipe.platforms.searches import SEARCH_FILE, TABLE, SearchStatus, Trial, ranked
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage.base import join_uri

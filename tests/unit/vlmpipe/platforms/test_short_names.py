@@ -10,7 +10,7 @@ from tests.support.paths import ROOT
 from vlmpipe.comparison.sides import run_uri_named
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.platforms.find import find, reader_of
-from vlmpipe.platforms.local.runs.run import Marker
+from vlmpipe.platforms.local.runs.marker import Marker
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.platforms.short_names import full_name, run_to_continue, submitted_to_continue
 from vlmpipe.platforms.vertex.run import RunOnVertex

@@ -17,7 +17,7 @@ from tests.support.paths import ROOT
 from vlmpipe.cli import app as cli
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.platforms.local.runs.diagnose import diagnose_folder
-from vlmpipe.platforms.local.runs.run import Marker
+from vlmpipe.platforms.local.runs.marker import Marker
 from vlmpipe.runs.diagnosis import NOT_RECOGNISED, Diagnosis
 from vlmpipe.runs.failure_patterns import Pattern, hits, patterns
 from vlmpipe.runs.stack_dumps import main_frames, read_stall

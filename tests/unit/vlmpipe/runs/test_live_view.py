@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from vlmpipe.platforms.jobs.step_record import newest_checkpoint_step
-from vlmpipe.platforms.local.runs.run import Marker
+from vlmpipe.platforms.local.runs.marker import Marker
 from vlmpipe.platforms.local.runs.state import ATTEMPT_LINE, first_error, read_state
 from vlmpipe.platforms.local.runs.summary import RunReport, report_of
 from vlmpipe.runs.live_view import PlainView, line_of, render, short_number

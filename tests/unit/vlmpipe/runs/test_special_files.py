@@ -14,7 +14,8 @@ from tests.support.short_form import chosen
 from tests.support.special_files import INSTEAD
 from vlmpipe.platforms.local.runs.control import follow_logs, read_logs
 from vlmpipe.platforms.local.runs.diagnose import diagnose_folder
-from vlmpipe.platforms.local.runs.run import MARKER, all_markers, is_running, lock_owner
+from vlmpipe.platforms.local.runs.lock import is_running, lock_owner
+from vlmpipe.platforms.local.runs.marker import MARKER, all_markers
 from vlmpipe.platforms.local.runs.state import read_state
 from vlmpipe.platforms.local.runs.summary import report_of
 from vlmpipe.report.build import write_report

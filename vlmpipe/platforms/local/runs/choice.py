@@ -10,17 +10,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmpipe.platforms.local.runs.run import (
-    RUN_ID,
-    LocalRun,
-    Marker,
-    all_markers,
-    is_running,
-    require_writable,
-    run_argument,
-    runs_folder,
-    take_lock,
-)
+from vlmpipe.platforms.local.runs.lock import is_running, take_lock
+from vlmpipe.platforms.local.runs.marker import Marker, all_markers, run_argument
+from vlmpipe.platforms.local.runs.run import RUN_ID, LocalRun, require_writable, runs_folder
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY, stage_folders
 from vlmpipe.trainer.errors import ConfigError, UserError, os_errors
 from vlmpipe.trainer.storage.local import LocalStorage

@@ -14,7 +14,9 @@ from typing import TextIO
 
 import psutil
 
-from vlmpipe.platforms.local.runs.run import LOG, is_running, lock_holders, lock_owner, run_argument, stopper
+from vlmpipe.platforms.local.runs.lock import is_running, lock_holders, lock_owner, stopper
+from vlmpipe.platforms.local.runs.marker import run_argument
+from vlmpipe.platforms.local.runs.run import LOG
 from vlmpipe.platforms.local.runs.stages import stage_folders
 from vlmpipe.platforms.local.runs.summary import RunReport
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors

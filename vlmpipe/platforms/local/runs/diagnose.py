@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 from vlmpipe.platforms.local.runs.fault_summary import read_faults
-from vlmpipe.platforms.local.runs.run import LOG, MARKER, is_running, read_marker
+from vlmpipe.platforms.local.runs.lock import is_running
+from vlmpipe.platforms.local.runs.marker import MARKER, read_marker
+from vlmpipe.platforms.local.runs.run import LOG
 from vlmpipe.platforms.local.runs.stages import stage_folders
 from vlmpipe.platforms.local.runs.state import ATTEMPT_LINE, read_state
 from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends, warnings

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vlmpipe.platforms.local.runs.run import Marker, run_argument
+from vlmpipe.platforms.local.runs.marker import Marker, run_argument
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.records.decision import Decision
 from vlmpipe.records.learning_curve import LearningCurve

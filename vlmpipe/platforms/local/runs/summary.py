@@ -10,15 +10,10 @@ from pathlib import Path
 
 from vlmpipe.platforms.jobs.step_record import newest_checkpoint_step
 from vlmpipe.platforms.local.runs.fault_summary import fault_lines, read_faults, restart_lines
+from vlmpipe.platforms.local.runs.lock import is_running
+from vlmpipe.platforms.local.runs.marker import MARKER, Marker, all_markers, require_marker
 from vlmpipe.platforms.local.runs.next_commands import next_commands
-from vlmpipe.platforms.local.runs.run import (
-    LOG,
-    MARKER,
-    Marker,
-    all_markers,
-    is_running,
-    require_marker,
-)
+from vlmpipe.platforms.local.runs.run import LOG
 from vlmpipe.platforms.local.runs.stages import is_sweep, stage_folders
 from vlmpipe.platforms.local.runs.state import first_error, read_state, read_tail, results_folder
 from vlmpipe.platforms.local.runs.sweep import sweep_lines

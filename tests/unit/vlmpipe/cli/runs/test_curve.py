@@ -16,7 +16,7 @@ from tests.support.command_line import Vlmpipe
 from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.cli.runs.curve import _curve_of, _shares
 from vlmpipe.pipelines.compile import compile_pipeline
-from vlmpipe.platforms.local.runs.run import require_marker
+from vlmpipe.platforms.local.runs.marker import require_marker
 from vlmpipe.runs.submitted import RunRecord, continue_with
 from vlmpipe.trainer.errors import ConfigError, ExitCode
 

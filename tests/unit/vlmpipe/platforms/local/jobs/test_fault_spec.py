@@ -27,7 +27,8 @@ from vlmpipe.platforms.local.jobs.restart_policy import (
     restart_policy,
 )
 from vlmpipe.platforms.local.runs.fault_summary import fault_lines, read_faults
-from vlmpipe.platforms.local.runs.run import LocalRun, Marker
+from vlmpipe.platforms.local.runs.marker import Marker
+from vlmpipe.platforms.local.runs.run import LocalRun
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.trainer.errors import CAUSES, ConfigError, ExitCode
 

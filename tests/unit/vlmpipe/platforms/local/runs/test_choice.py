@@ -16,7 +16,7 @@ from tests.support.trainer.gone_fields import with_gone
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.platforms.local.runs import choice
 from vlmpipe.platforms.local.runs.choice import Choice, choose_run, new_run, open_run
-from vlmpipe.platforms.local.runs.run import Marker
+from vlmpipe.platforms.local.runs.marker import Marker
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage.local import LocalStorage

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
-import math
 import os
 import signal
 import subprocess
@@ -12,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +22,14 @@ from vlmpipe.pipelines.local_process import PipelineProcess, execute
 from vlmpipe.platforms.jobs.step_record import newest_checkpoint_step
 from vlmpipe.platforms.local.runs import control as local_control
 from vlmpipe.platforms.local.runs.choice import open_run
-from vlmpipe.platforms.local.runs.run import (
-    MARKER,
-    LocalRun,
-    Marker,
-    is_running,
-    read_marker,
-    require_writable,
-)
+from vlmpipe.platforms.local.runs.lock import is_running
+from vlmpipe.platforms.local.runs.marker import read_marker
+from vlmpipe.platforms.local.runs.run import LocalRun, require_writable
 from vlmpipe.platforms.local.runs.summary import report_of
 from vlmpipe.runs.run_state import RunState
-from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
+from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage.local import LocalStorage
-from vlmpipe.trainer.storage.records import read_record_file, seal
+from vlmpipe.trainer.storage.records import read_record_file
 
 ARGUMENTS = ["configs/digits.yaml", "train.epochs=2"]
 # A pipeline of one step, in place of the real one: it tells its process id, then does as it is told.
@@ -351,7 +343,7 @@ def test_orphans_that_do_not_end_are_named_and_cancel_ends_them(
     config: RunConfig, killed: Callable[[str], tuple[Path, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, pid = killed("deaf")
-    monkeypatch.setattr("vlmpipe.platforms.local.runs.run.ORPHANS_MAX_S", 1.0)
+    monkeypatch.setattr("vlmpipe.platforms.local.runs.lock.ORPHANS_MAX_S", 1.0)
     said = list[str]()
     with pytest.raises(UserError, match=r"have not ended in 1 s: \d+") as caught:
         open_run(config, ARGUMENTS, run_id="mine", say=said.append)
@@ -360,49 +352,6 @@ def test_orphans_that_do_not_end_are_named_and_cancel_ends_them(
     monkeypatch.undo()
     open_run(config, ARGUMENTS, run_id="mine").close(0)
     assert not is_alive(pid)
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({}, {}),
-        ({"version": None}, None),
-        ({"version": "1"}, None),
-        ({"version": 12}, None),
-        ({"version": 1.0}, {}),
-        ({"exit_code": "65"}, {"exit_code": 65}),
-        ({"started_s": 7}, {"started_s": 7.0}),
-        ({"future": ["version"]}, {}),
-        ({"version": None, "arguments": ["version"]}, None),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("indent", [None, 1])
-@pytest.mark.parametrize("is_sealed", [True, False])
-def test_a_marker_is_read_in_any_form_that_json_allows(
-    fields: dict[str, object], expected: dict[str, Any] | None, indent: int | None, is_sealed: bool, tmp_path: Path
-) -> None:
-    """The form that vlmpipe writes is read in one pass, others step by step: with the same outcome."""
-    marker = Marker("mine", "digest", ("a.yaml",), started_s=5.0, exit_code=0)
-    written = {
-        name: value for name, value in {**asdict(marker), **fields}.items() if (name, value) != ("version", None)
-    }
-    text = seal(written, indent=indent) if is_sealed else json.dumps(written, indent=indent).encode()
-    (tmp_path / MARKER).write_bytes(text)
-    assert read_marker(tmp_path) == (None if expected is None else replace(marker, **expected))
-
-
-@pytest.mark.parametrize("field", ["started_s", "ended_s"])
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("indent", [None, 1])
-def test_a_marker_whose_times_are_no_numbers_is_damaged(
-    value: float, field: str, indent: int | None, tmp_path: Path
-) -> None:
-    marker = asdict(Marker("mine", "digest", ("a.yaml",), started_s=5.0, exit_code=0))
-    (tmp_path / MARKER).write_bytes(seal({**marker, field: value}, indent=indent))
-    with pytest.raises(DataError) as error:
-        read_marker(tmp_path)
-    assert MARKER in error.value.found and "finite" in error.value.found
 
 
 def test_a_killed_attempt_counts_as_stopped(config: RunConfig) -> None:

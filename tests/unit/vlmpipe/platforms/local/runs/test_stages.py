@@ -11,7 +11,7 @@ import pytest
 from vlmpipe.cli.runs.watching import leave
 from vlmpipe.platforms.local.runs.control import log_files, read_logs
 from vlmpipe.platforms.local.runs.diagnose import diagnose_folder
-from vlmpipe.platforms.local.runs.run import Marker
+from vlmpipe.platforms.local.runs.marker import Marker
 from vlmpipe.platforms.local.runs.state import read_state
 from vlmpipe.platforms.local.runs.summary import report_of
 from vlmpipe.runs.file_check import check_files
