@@ -94,7 +94,6 @@ def _check_training(config: RunConfig, *, has_data: bool = True) -> list[Finding
         ("output", _output),
         ("registry", _registry),
         ("deploy", _deploy),
-        ("port", _port),
         ("jobs", look_at_jobs),
         ("vertex", look_at_vertex),
     ]
@@ -313,14 +312,6 @@ def _deploy(config: RunConfig) -> Iterator[Finding]:
         yield Finding("deploy", "warning", text)
     if config.deploy and config.deploy.sleeps:
         yield Finding("deploy", "warning", SLEEPS + ("" if config.deploy.cloud_run else SLEEPS_AT_AN_ENDPOINT))
-
-
-def _port(config: RunConfig) -> Iterator[Finding]:
-    if config.cluster.local_port:
-        from vlmpipe.platforms.local.jobs.environment import require_free_port
-
-        require_free_port(config.cluster.local_port)
-        yield Finding("port", "ok", f"{config.cluster.local_port} is free")
 
 
 def _tuning(config: RunConfig) -> Iterator[Finding]:

@@ -40,8 +40,7 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
     best = BestStep(job, setup.validation, resumed, checkpoints.is_committed)
     start, notes = checkpoints.start, [*checkpoints.notes(resumed), *best.notes]
     report = TrainingMonitor(job, worker, setup.facts, first_step=first_step, start=start, notes=notes)
-    if settings.freeze_gc:
-        collect_between_steps()  # on all ranks in the same step, so that none waits for another
+    collect_between_steps()  # on all ranks in the same step, so that none waits for another
     profiler = StepProfiler(job, worker, first_step=first_step, total_steps=total_steps)
     every = settings.validate_every_steps  # with a split to validate on: `build_training` refuses others
     unread, stopping = MetricsQueue(worker), False
@@ -106,7 +105,7 @@ def train(job: JobConfig, worker: ProcessContext, stop: StopRequest) -> ExitCode
                 if best.ends_training:
                     break
             profiler.end_step(done, watchdog)
-            if settings.freeze_gc and done % COLLECT_GARBAGE_EVERY_STEPS == 0:
+            if done % COLLECT_GARBAGE_EVERY_STEPS == 0:
                 gc.collect()
     stream.close()
     loader.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -60,14 +59,6 @@ def test_an_unwritable_output_folder_ends_with_no_permission(place: Path) -> Non
     """Nobody may make a folder in /sys, not even root, whom permission bits do not bind."""
     answer = vlmpipe(place, "run", RUN_FILE, "output.root_uri=/sys/vlmpipe")
     refused(answer, ExitCode.NO_PERMISSION, "output.root_uri is /sys/vlmpipe", "set output.root_uri to another folder")
-
-
-def test_a_port_in_use_is_refused_before_data_is_prepared(place: Path) -> None:
-    with socket.create_server(("localhost", 0)) as taken:
-        port = taken.getsockname()[1]
-        answer = vlmpipe(place, "run", RUN_FILE, f"cluster.local_port={port}")
-    refused(answer, ExitCode.UNAVAILABLE, f"port {port} of this machine is in use", "leave cluster.local_port at 0")
-    assert os.listdir(place) == [RUN_FILE]
 
 
 # Mistakes in the data

@@ -121,7 +121,7 @@ RULES: tuple[Rule, ...] = (
         _in(
             "train",
             "wandb.project wandb.entity wandb.api_key_secret mlflow.tracking_uri mlflow.experiment log_every_steps "
-            "validate_every_steps validation_sequences checkpoint_every_steps keep_checkpoints freeze_gc "
+            "validate_every_steps validation_sequences checkpoint_every_steps keep_checkpoints "
             "measure_communication profile.start_step profile.steps profile.ranks stall_factor stall_floor_s",
         ),
         "What is measured, logged and kept.",

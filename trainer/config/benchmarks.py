@@ -107,7 +107,11 @@ class RetentionConfig(Section):
         description="Prompts about each image where there are no benchmarks; the default asks for object, text and "
         "color. An answer is kept if the trained model gives the same one.",
     )
-    max_images: Positive = Field(50, description="Most validation images, evenly spaced, that prompts are asked about.")
+    max_images: Positive = Field(
+        50,
+        description="Most validation images, evenly spaced, that prompts are asked about. Lower it for a faster "
+        "evaluation.",
+    )
 
     def benchmark_questions(self, count: int) -> int:
         """Return how many of a benchmark's `count` questions the probe takes."""

@@ -16,7 +16,9 @@ class CheckpointConfig(Section):
     """How checkpoints are written, kept and exported. train.checkpoint_every_steps sets their interval."""
 
     async_save: bool = Field(
-        True, description="Write and upload checkpoints while training continues; false waits for each COMMIT."
+        True,
+        description="Write and upload checkpoints while training continues; false waits for each COMMIT. Turn it off "
+        "where host memory has no room for a copy of the state.",
     )
     keep_every_steps: int = Field(
         0,
@@ -29,30 +31,29 @@ class CheckpointConfig(Section):
         description="Second folder or bucket prefix, such as in another region, to which checkpoints are copied "
         "during training; empty for none. Training resumes from the copy if the first store is lost.",
     )
-    mirror_lag_warning_s: float = Field(
-        1800.0,
-        gt=0,
-        description="Age in seconds at which training warns about a checkpoint that is not yet in the mirror.",
-    )
     signing_key_file: str = Field(
         "",
         description="File with a secret key that signs checkpoints, every file by SHA-256; empty signs none. With a "
-        "key, only checkpoints with its signature are loaded.",
+        "key, only checkpoints with its signature are loaded. Set it where others can write to the store.",
     )
     preemption_notice_s: float = Field(
         30.0,
         ge=0,
-        description="Seconds from SIGTERM to the end of the machine; a save that takes longer is not started.",
+        description="Seconds from SIGTERM to the end of the machine; a save that takes longer is not started. Raise it "
+        "for machines with a longer notice.",
     )
     max_s_without_commit: float = Field(
         3600.0,
         ge=0,
-        description="Seconds without a COMMIT, from the first failed save, after which training ends; 0 ends it at "
-        "the first failure. Until then training continues and saves again a minute after each failure; after the last "
-        "step it waits.",
+        description="Seconds without a COMMIT, from the first failed save, after which training ends; 0 ends it at the "
+        "first failure. Until then training continues and saves again a minute after each failure; after "
+        "the last step it waits. Lower it where an hour of training must not be lost.",
     )
     max_starts_without_progress: int = Field(
-        5, ge=0, description="Crashed starts at the same step after which the job gives up; 0 never gives up."
+        5,
+        ge=0,
+        description="Crashed starts at the same step after which the job gives up; 0 never gives up. Raise it where "
+        "machines often fail early.",
     )
     export: Literal["last", "best"] = Field(
         "last",

@@ -69,11 +69,16 @@ class DataConfig(Section):
         "output.root_uri; false rejects such records. Only public addresses are requested.",
     )
     max_fetched_images: Positive = Field(
-        1_000_000, description="Most addresses that records may name; more end the step before any request."
+        1_000_000,
+        description="Most addresses that records may name; more end the step before any request. Raise it for larger "
+        "sets.",
     )
     max_fetched_gib: float = Field(500.0, gt=0, description="Most GiB of downloaded images; more end the step.")
     max_fetch_hours: float = Field(
-        24.0, gt=0, description="Most hours of downloading, after which the step ends; the next run continues."
+        24.0,
+        gt=0,
+        description="Most hours of downloading, after which the step ends; the next run continues. Raise it for sets "
+        "that take longer.",
     )
     caption_question: str = Field(
         "Describe this image.", min_length=1, description="Question about an image that has a caption only."
@@ -104,7 +109,8 @@ class DataConfig(Section):
     allowed_tokens: tuple[str, ...] = Field(
         (),
         description="Control tokens of the tokenizer that answers and questions may contain, such as <|box_start|> of "
-        "Qwen2-VL or <ref> of InternVL; never those that end turns or stand for images.",
+        "Qwen2-VL or <ref> of InternVL; never those that end turns or stand for images. Set it where "
+        "answers are boxes or tags in the model's own tokens.",
     )
     max_samples: int = Field(0, ge=0, description="Use only the first N samples of the source; 0 is all.")
     train_share: float = Field(
@@ -128,33 +134,37 @@ class DataConfig(Section):
     file_splits: Literal["stated", "ignored"] = Field(
         "stated",
         description="stated: words such as train, validation, val, dev and test in names of files and folders decide "
-        "the split of several files, with test in the validation split. ignored: split_by decides.",
+        "the split of several files, with test in the validation split. ignored: split_by decides. Set it "
+        "to ignored where such words in names do not mean splits.",
     )
     max_image_share: Fraction = Field(
         0.05,
         description="Largest share of samples that one image joins into a group; an image in more samples, next to "
-        "others, joins none.",
+        "others, joins none. Raise it where an image has more of the samples and must stay in one split.",
     )
     max_split_error: Fraction = Field(
         0.05,
         description="Largest difference of the validation share from validation_fraction, beyond sampling error; more "
-        "fails the step.",
+        "fails the step. Raise it where a few large groups make the split coarse.",
     )
     max_reject_fraction: Fraction = Field(0.02, description="Largest share of rejected samples; more fails the step.")
     duplicates: Literal["keep", "drop"] = Field(
         "keep", description="Samples with the images and the text of an earlier one: keep or drop. Both count them."
     )
     max_image_pixels: Positive = Field(
-        50_000_000, description="Most pixels of an image; larger ones are rejected before decoding."
+        50_000_000,
+        description="Most pixels of an image; larger ones are rejected before decoding. Raise it for larger scans or "
+        "maps.",
     )
     max_image_bytes: Positive = Field(
         64 << 20,
         description="Most bytes of an image file; larger ones are rejected unread. A process holds at most this times "
-        "its threads, or one sample.",
+        "its threads, or one sample. Lower it where preparation runs out of memory.",
     )
     max_media_bytes: Positive = Field(
         1 << 30,
-        description="Most bytes of a video or document; larger ones are rejected unread. A thread holds one in memory.",
+        description="Most bytes of a video or document; larger ones are rejected unread. A thread holds one in memory. "
+        "Raise it for longer videos.",
     )
     video: Annotated[Literal["frames", "native"], OfFeature("native_video")] = Field(
         "frames",
@@ -170,16 +180,18 @@ class DataConfig(Section):
     video_times: bool = Field(
         False,
         description="Write the time before each frame of a video, such as <1.5 seconds>, as Qwen3-VL's own processor "
-        "does.",
+        "does. Set it for questions about when something happens.",
     )
     min_image_side: Positive = Field(
-        4, description="Shortest side of an image, in pixels; smaller images are rejected."
+        4, description="Shortest side of an image, in pixels; smaller images are rejected. Raise it to leave out icons."
     )
     max_image_aspect: float = Field(
         200.0, ge=1, description="Largest ratio of an image's longer to its shorter side; others are rejected."
     )
     animated: Literal["first_frame", "reject"] = Field(
-        "first_frame", description="Handling of an animated image: first_frame uses its first frame, reject rejects it."
+        "first_frame",
+        description="Handling of an animated image: first_frame uses its first frame, reject rejects it. Set it to "
+        "reject where later frames matter.",
     )
     grey_bits: int = Field(
         16,
@@ -187,11 +199,14 @@ class DataConfig(Section):
         le=16,
         description="Bits that 16-bit grey images use, such as 12 of X-rays; images with other values are rejected.",
     )
-    shard_samples: Positive = Field(1000, description="Samples per shard.")
+    shard_samples: Positive = Field(
+        1000, description="Samples per shard. Lower it for large samples such as videos, which make large shards."
+    )
     chunk_samples: int = Field(
         16_384,
         ge=2,
-        description="Approximate records per chunk, the unit of caching, retry and distribution in preparation.",
+        description="Approximate records per chunk, the unit of caching, retry and distribution in preparation. Lower "
+        "it where a chunk takes long, so that a retry repeats less.",
     )
     workers: int = Field(
         0, ge=0, description="Processes that prepare chunks at the same time; 0 is one per processor core."

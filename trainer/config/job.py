@@ -40,8 +40,10 @@ GONE: dict[str, dict[str, object]] = {
         "zero_quantized_gradients": False,
         "nvme_path": "",
         "powersgd": ANY_VALUE,
+        "freeze_gc": ANY_VALUE,  # it and those below changed no result
     },
-    "checkpoint": {"keep_best": ANY_VALUE},  # it changed no result, only which old checkpoints stayed
+    "checkpoint": {"keep_best": ANY_VALUE, "mirror_lag_warning_s": ANY_VALUE},
+    "cluster": {"local_port": ANY_VALUE},
     "plan": {"disk_gbytes_per_s": ANY_VALUE},  # of the disk under train.nvme_path
 }
 # Under the root of all runs.
@@ -79,7 +81,9 @@ class FeaturesConfig(Section):
         "it saves time.",
     )
     shard_images: Positive = Field(512, description="Images per feature shard.")
-    batch_images: Positive = Field(64, description="Images encoded together.")
+    batch_images: Positive = Field(
+        64, description="Images encoded together. Lower it where the encoder runs out of memory."
+    )
 
 
 AUDIT_CHUNK_TOKENS = 1024  # whose logits an audit holds at once where training computes all of a sequence's
@@ -102,12 +106,14 @@ class EvaluateConfig(Section):
     batch_tokens: Positive = Field(
         32_768,
         description="Most tokens of prompts and answers in a batch, padding included; longer questions make smaller "
-        "batches. Halved, with a note, if the GPU's memory does not suffice.",
+        "batches. Halved, with a note, if the GPU's memory does not suffice. Raise it on GPUs with memory "
+        "to spare.",
     )
     earlier_turns: Literal["reference", "none"] = Field(
         "reference",
         description="Context of a later turn: reference puts the earlier ones with their reference answers before it, "
-        "as in training; none asks each turn alone.",
+        "as in training; none asks each turn alone. Set it to none where each question is about the image "
+        "alone.",
     )
     controls: tuple[Literal["shuffled_image", "no_image"], ...] = Field(
         ("shuffled_image", "no_image"),
@@ -117,7 +123,7 @@ class EvaluateConfig(Section):
     cider_d: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Score answers as captions, by CIDEr-D; auto does if expected answers have five words or more on "
-        "average.",
+        "average. Set it to on for shorter captions.",
     )
     benchmarks: tuple[BenchmarkConfig, ...] = Field(
         (), description="Question files of published sets, scored after the validation questions; none are downloaded."

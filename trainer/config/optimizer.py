@@ -23,7 +23,10 @@ class OptimizerConfig(Section):
         0.0, ge=0, description="Peak learning rate of the projector; 0 takes learning_rate."
     )
     tower_learning_rate: float = Field(
-        0.0, ge=0, description="Peak learning rate of a trained tower; 0 takes learning_rate."
+        0.0,
+        ge=0,
+        description="Peak learning rate of a trained tower; 0 takes learning_rate. Set it below learning_rate to change"
+        " a pretrained tower less.",
     )
     batch_scaling: Literal["none", "sqrt", "linear"] = Field(
         "none",
@@ -35,4 +38,8 @@ class OptimizerConfig(Section):
     )
     weight_decay: float = Field(0.0, ge=0, description="Weight decay of matrices; biases and norms are not decayed.")
     betas: tuple[float, float] = Field((0.9, 0.95), description="Decay rates of AdamW's moments.")
-    eps: float = Field(1e-8, gt=0, description="Term added to AdamW's denominator.")
+    eps: float = Field(
+        1e-8,
+        gt=0,
+        description="Term added to AdamW's denominator. Raise it where updates of small gradients are too large.",
+    )

@@ -75,7 +75,7 @@ class TrainFields(Section):
     virtual_stages: Positive = Field(
         1,
         description="Stages on each rank of a pipeline; 2 or more are interleaved, for less waiting and more "
-        "communication.",
+        "communication. Raise it where stages wait for each other for long.",
     )
     context_parallel: Positive = Field(
         1,
@@ -107,9 +107,15 @@ class TrainFields(Section):
         "left out then; null takes the fraction.",
     )
     decay_fraction: Fraction = Field(
-        0.2, description="Share of steps at the end in which the learning rate falls. For lr_schedule wsd."
+        0.2,
+        description="Share of steps at the end in which the learning rate falls. For lr_schedule wsd. Raise it for a "
+        "longer decay.",
     )
-    final_rate_fraction: Fraction = Field(0.0, description="Learning rate at the last step, as a share of the peak.")
+    final_rate_fraction: Fraction = Field(
+        0.0,
+        description="Learning rate at the last step, as a share of the peak. Raise it where another run trains on from "
+        "the result.",
+    )
     ema_decay: Annotated[float, OfFeature("ema")] = Field(
         0.0,
         ge=0,
@@ -149,14 +155,15 @@ class TrainFields(Section):
     reshard_after_forward: ReshardAfterForward = Field(
         "auto",
         description="Whether FSDP frees gathered weights after a forward pass and all-gathers them again for the "
-        "backward pass: auto frees those of layers; never keeps all, for more memory and half of the all-gathers; "
-        "always also frees those outside of layers. For fsdp, hsdp and tp; pipeline stages gather once a step and "
-        "keep all.",
+        "backward pass: auto frees those of layers; never keeps all, for more memory and half of the "
+        "all-gathers; always also frees those outside of layers. For fsdp, hsdp and tp; pipeline stages "
+        "gather once a step and keep all. Set it to never where memory is left and steps wait for "
+        "all-gathers.",
     )
     prefetch_layers: Positive = Field(
         1,
         description="Layers whose weights FSDP all-gathers ahead of use; more hide slow communication and take more "
-        "memory. For fsdp, hsdp and tp.",
+        "memory. For fsdp, hsdp and tp. Raise it where steps wait for all-gathers.",
     )
     activation_checkpointing: Checkpointing = Field(
         "none",
@@ -205,8 +212,9 @@ class TrainFields(Section):
     zero_hpz: bool = Field(
         False,
         description="Keep a second copy of the weights, sharded over the ranks of each node, so that weights are sent "
-        "between nodes once a step instead of twice a micro-batch (ZeRO++ hpZ); a rank takes the bytes of all weights "
-        "/ ranks of its node more memory. For zero3 on several nodes.",
+        "between nodes once a step instead of twice a micro-batch (ZeRO++ hpZ); a rank takes the bytes of "
+        "all weights / ranks of its node more memory. For zero3 on several nodes. Set it where the network "
+        "between nodes is slow.",
     )
     deepspeed: dict[str, Any] = Field(
         default_factory=dict,
@@ -242,8 +250,11 @@ class TrainFields(Section):
         description="auto continues from the newest good checkpoint; never does not use checkpoints of earlier "
         "submissions of the run, while restarts of the same submission continue from its own.",
     )
-    deterministic: bool = Field(False, description="Use deterministic kernels, for bit-equal reruns; slower on GPUs.")
-    freeze_gc: bool = Field(True, description="Collect garbage between steps only, so that ranks pause together.")
+    deterministic: bool = Field(
+        False,
+        description="Use deterministic kernels, for bit-equal reruns; slower on GPUs. Set it to look for the cause of a"
+        " difference between two runs.",
+    )
     measure_communication: bool = Field(
         False, description="Time collectives by size, inside a node and between nodes, before training starts."
     )
@@ -251,10 +262,16 @@ class TrainFields(Section):
         None, description="Steps to profile, for the run report and TensorBoard; null for none."
     )
     stall_factor: float = Field(
-        20.0, ge=0, description="Median step times without a finished step after which the job ends; 0 never ends it."
+        20.0,
+        ge=0,
+        description="Median step times without a finished step after which the job ends; 0 never ends it. Raise it "
+        "where steps differ much in time.",
     )
     stall_floor_s: float = Field(
-        300.0, gt=0, description="Minimum seconds without a step that are a stall, whatever train.stall_factor says."
+        300.0,
+        gt=0,
+        description="Minimum seconds without a step that are a stall, whatever train.stall_factor says. Raise it where "
+        "single steps wait minutes for data.",
     )
 
     @property

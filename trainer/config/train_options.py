@@ -34,7 +34,11 @@ class EarlyStoppingConfig(Section):
 class ProfileConfig(Section):
     """Steps that are profiled with torch.profiler, which makes them slower."""
 
-    start_step: Positive = Field(10, description="First profiled step; the first steps of a run are not typical.")
+    start_step: Positive = Field(
+        10,
+        description="First profiled step; the first steps of a run are not typical. Raise it where later steps are "
+        "slower.",
+    )
     steps: int = Field(3, gt=0, le=50, description="Number of profiled steps; each takes some megabytes of trace.")
     ranks: tuple[NonNegativeInt, ...] = Field((0,), min_length=1, max_length=16, description="Profiled ranks.")
 
@@ -48,7 +52,9 @@ class WandbConfig(Section):
     """Metrics on Weights & Biases. Its own variables, such as WANDB_MODE and WANDB_BASE_URL, apply."""
 
     project: str = Field("", description="Project that also gets the metrics; empty sends none.")
-    entity: str = Field("", description="Team or user of the project; empty is that of the API key.")
+    entity: str = Field(
+        "", description="Team or user of the project; empty is that of the API key. Set it for the project of a team."
+    )
     api_key_secret: str = Field(
         "",
         pattern=rf"^({SECRET_NAME})?$",
@@ -61,7 +67,8 @@ class MlflowConfig(Section):
     """Metrics in MLflow. Its own variables, such as MLFLOW_TRACKING_TOKEN, apply; `secrets` sets them."""
 
     tracking_uri: str = Field(
-        "", description="Tracking server or store, such as https://mlflow.example.com or sqlite:///mlflow.db; empty "
-        "sends none."
-    )  # fmt: skip
+        "",
+        description="Tracking server or store, such as https://mlflow.example.com or sqlite:///mlflow.db; empty "
+        "sends none. Set it to compare runs in MLflow.",
+    )
     experiment: str = Field("", description="Experiment of the run; empty takes the run file's name.")

@@ -334,10 +334,9 @@ class TrainingMonitor:
         """Empty without a mirror."""
         if lag is None:
             return {}
-        lags = lag.seconds > self._job.checkpoint.mirror_lag_warning_s
-        if lags and not self._mirror_lags:  # warn once, until the mirror has caught up
+        if lag.is_long and not self._mirror_lags:  # warn once, until the mirror has caught up
             self._warn(lag.warning())
-        self._mirror_lags = lags
+        self._mirror_lags = lag.is_long
         return {"mirror_lag_steps": lag.steps, "mirror_lag_s": lag.seconds}
 
     def _warn(self, text: str) -> None:

@@ -21,7 +21,7 @@ from vlmpipe.job_spec.forms import (
 )
 from vlmpipe.job_spec.rules import check_spec
 from vlmpipe.job_spec.violation import Violation
-from vlmpipe.job_spec.worker_pools import LOCAL_PORT_VARIABLE, STEP_LABEL, STOP_GRACE_VARIABLE
+from vlmpipe.job_spec.worker_pools import STEP_LABEL, STOP_GRACE_VARIABLE
 from vlmpipe.trainer.config.base import Section
 from vlmpipe.trainer.distributed.cuda_builds import CPU, cuda_builds
 from vlmpipe.trainer.errors import ConfigError
@@ -319,8 +319,6 @@ def _node(config: RunConfig, job: Job, run_uri: str, *, own_machine: str = "") -
         env.setdefault("WANDB_PROJECT", config.train.wandb.project)  # so that rules and readers of the spec see it
     if (trainer := config.train.trainer) and job == "train":  # to stop the program, and then to save what it left
         env[STOP_GRACE_VARIABLE] = str(2 * trainer.stop_grace_s)
-    if cluster.local_port:
-        env[LOCAL_PORT_VARIABLE] = str(cluster.local_port)
     image_uri, command, args = _task(config, job, join_uri(run_uri, "run.json"))
     variables: list[Variable] = [{"name": name, "value": value} for name, value in env.items()]
     node: Node = {"machine_spec": machine_spec}

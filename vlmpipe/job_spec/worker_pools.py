@@ -10,7 +10,6 @@ REDUCTION_SERVER_IMAGE = "reductionserver"
 POOLS = "worker_pool_specs"
 STEP_LABEL = "vlmpipe-step"  # label of a job: its step of the pipeline; also in the project's billing
 STOP_GRACE_VARIABLE = "VLMPIPE_STOP_GRACE_S"  # seconds that a replica may take to end, where it needs more than usual
-LOCAL_PORT_VARIABLE = "VLMPIPE_LOCAL_PORT"  # port at which the replicas of a local job meet
 
 
 def is_reducers(pool: WorkerPool | ReadPool) -> bool:

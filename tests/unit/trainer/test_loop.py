@@ -62,7 +62,7 @@ class Run:
         job: Any = SimpleNamespace(
             train=SimpleNamespace(
                 best_metric="validation_loss", early_stopping=EarlyStoppingConfig(patience=2, min_improvement=least),
-                validate_every_steps=EVERY, checkpoint_every_steps=SAVED_EVERY, freeze_gc=False, micro_batch_size=1,
+                validate_every_steps=EVERY, checkpoint_every_steps=SAVED_EVERY, micro_batch_size=1,
             ),
             checkpoint=SimpleNamespace(export="best"), run=SimpleNamespace(run_uri=""),
         )  # fmt: skip

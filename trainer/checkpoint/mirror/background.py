@@ -22,6 +22,7 @@ from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.threads import start_thread
 
 RETRY_S = 60.0  # after an error, unless a newer checkpoint comes first
+LAG_WARNING_S = 1800.0
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,11 @@ class MirrorLag:
     steps: int  # from the newest copied checkpoint to the step asked about
     seconds: float  # age of the oldest checkpoint that is newer than that copy; 0.0 when there is none
     error: str = ""  # why the last try failed, "" when it did not
+
+    @property
+    def is_long(self) -> bool:
+        """Return whether it is worth a warning."""
+        return self.seconds > LAG_WARNING_S
 
     def warning(self) -> str:
         """Return the sentence for a lag that is too long."""

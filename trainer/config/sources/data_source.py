@@ -109,7 +109,9 @@ class DataSource(Section):
     replay_max_new_tokens: Positive = Field(
         64, description="Tokens of a generated answer; longer ones are left out of the source, and counted."
     )
-    replay_seed: int = Field(0, ge=0, description="Seed of the choice of images and questions.")
+    replay_seed: int = Field(
+        0, ge=0, description="Seed of the choice of images and questions. Set it to repeat a run with another choice."
+    )
     image_folder: StorageUri = Field(
         "", description="Folder that image paths in records are relative to; see data.image_folder."
     )

@@ -92,7 +92,7 @@ class SavedStates:
 
     def __init__(self, job: JobConfig, record: CommitRecord, folders: Sequence[Path]) -> None:
         self._job, self._folders, self._key = job, list(folders), signing_key(job.checkpoint)
-        self._settings, self._lag_is_said = job.checkpoint, False
+        self._lag_is_said = False
         self._store, self._results = states_of(job.run.run_uri), results_of(job.run.run_uri)
         fresh, most = job.train.resume == "never", job.checkpoint.max_starts_without_progress
         submission = job.run.submission_name
@@ -166,7 +166,7 @@ class SavedStates:
         Finished: whole by the rules of its form, and unchanged since the last look. Raises UserError when no copy has
         been committed for too long.
         """
-        if self._copies and (lag := self._copies.lag(self.newest_step)).seconds > self._settings.mirror_lag_warning_s:
+        if self._copies and (lag := self._copies.lag(self.newest_step)).is_long:
             self._warn_once(lag.warning())
         if not self._failures.is_waiting:
             self._save_newest(ended=False)

@@ -190,11 +190,15 @@ class ClusterConfig(Section):
     """Machines of the jobs, and how Vertex AI obtains them."""
 
     replica_count: Positive = Field(1, description="Nodes: 1 chief and replica_count - 1 workers.")
-    features_replica_count: Positive = Field(1, description="Nodes of the job that encodes images.")
+    features_replica_count: Positive = Field(
+        1, description="Nodes of the job that encodes images. Raise it to encode many images sooner."
+    )
     features_machine: JobMachineConfig | None = Field(
         None, description="Machine of the job that encodes images; null takes the training machine."
     )
-    evaluate_replica_count: Positive = Field(1, description="Nodes of the evaluation job.")
+    evaluate_replica_count: Positive = Field(
+        1, description="Nodes of the evaluation job. Raise it to answer many questions sooner."
+    )
     evaluate_machine: JobMachineConfig | None = Field(
         None,
         description="Machine of the jobs evaluate, benchmark and audit, such as {machine_type: g2-standard-8, "
@@ -275,9 +279,6 @@ class ClusterConfig(Section):
         "fail",
         description="Reaction of a job on Vertex AI or Kubeflow to a machine without the requested hardware, such as "
         "working GPUs: fail ends it in seconds with exit code 78, warn starts it with a warning.",
-    )
-    local_port: int = Field(
-        0, ge=0, le=65535, description="Port at which local replicas meet; 0 takes a free one. Local runs only."
     )
     env: Environment = Field(
         default_factory=dict, description="Environment variables of every job container. No secrets."

@@ -96,7 +96,8 @@ class DeployConfig(Section):
         7200,
         gt=0,
         le=MAX_DEPLOYMENT_S,
-        description="Seconds within which the model must be served; at most 7200 on Vertex AI.",
+        description="Seconds within which the model must be served; at most 7200 on Vertex AI. Lower it to end a "
+        "deployment that hangs sooner.",
     )
 
     @model_validator(mode="after")

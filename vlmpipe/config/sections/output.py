@@ -73,7 +73,9 @@ class GateConfig(Section):
         "relies on the other checks.",
     )
     min_questions: Positive = Field(
-        50, description="Minimum number of validation questions, in the evaluation and in each comparison of answers."
+        50,
+        description="Minimum number of validation questions, in the evaluation and in each comparison of answers. Lower"
+        " it for a small validation split.",
     )
     min_margin_over_chance: Fraction | None = Field(
         0.0,
@@ -102,12 +104,14 @@ class GateConfig(Section):
         "model.relevance.",
     )
     max_images_also_in_train: Fraction | None = Field(
-        None, description="Maximum share of validation images that are also in the training split; null does not check."
+        None,
+        description="Maximum share of validation images that are also in the training split; null does not check. Set "
+        "it to reject runs whose splits share images.",
     )
     max_images_like_train: Fraction | None = Field(
         None,
         description="Maximum share of images that look like a training image, in the validation split and in each of "
-        "evaluate.benchmarks; null does not check.",
+        "evaluate.benchmarks; null does not check. Set it to reject runs with near copies in both splits.",
     )
 
     @model_validator(mode="before")
@@ -187,7 +191,8 @@ class ServingConfig(Section):
         None,
         gt=0,
         le=MAX_DEPLOYMENT_S,
-        description="Seconds within which the container must be healthy, at most 7200; null takes Vertex AI's default.",
+        description="Seconds within which the container must be healthy, at most 7200; null takes Vertex AI's default. "
+        "Set it for models that take longer to load.",
     )
 
 

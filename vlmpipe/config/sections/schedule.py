@@ -45,10 +45,16 @@ class ScheduleConfig(Section):
     timezone: Annotated[str, AfterValidator(_timezone)] = Field(
         "UTC", description="Time zone of cron; on Kubeflow UTC."
     )
-    start_time: Moment | None = Field(None, description="First moment at which runs may start (RFC 3339).")
-    end_time: Moment | None = Field(None, description="Moment after which no run starts (RFC 3339).")
+    start_time: Moment | None = Field(
+        None,
+        description="First moment at which runs may start (RFC 3339). Set it to submit a schedule ahead of its data.",
+    )
+    end_time: Moment | None = Field(
+        None, description="Moment after which no run starts (RFC 3339). Set it to bound spending."
+    )
     max_run_count: Positive | None = Field(
-        None, description="Runs after which the schedule ends; null for no end. Not on Kubeflow."
+        None,
+        description="Runs after which the schedule ends; null for no end. Not on Kubeflow. Set it to bound spending.",
     )
     max_concurrent_active_run_count: Positive = Field(
         1, description="Runs of this schedule that may be active at once; 1 keeps retrainings from overlapping."

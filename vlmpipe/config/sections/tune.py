@@ -126,7 +126,8 @@ class TuneConfig(Section):
     max_failed_trial_count: int = Field(
         0,
         ge=0,
-        description="Failed trials that end the search; 0 leaves it to Vertex AI, and a local search runs all trials.",
+        description="Failed trials that end the search; 0 leaves it to Vertex AI, and a local search runs all trials. "
+        "Set it to end a search whose trials cannot train.",
     )
     stopping: Literal["none", "median", "decay_curve"] = Field(
         "none",

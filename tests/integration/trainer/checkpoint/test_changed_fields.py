@@ -79,7 +79,6 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "checkpoint_every_steps": {"train.checkpoint_every_steps": 1, "train.keep_checkpoints": 1},
     "deterministic": {"train.deterministic": False},
-    "freeze_gc": {"train.freeze_gc": False},
     "measure_communication": {"train.measure_communication": True},
     "profile.steps": {"train.profile": {"start_step": 3, "steps": 1}},
     "stall_factor": {"train.stall_factor": 50.0, "train.stall_floor_s": 400.0},

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -223,25 +222,6 @@ def test_a_spec_that_vertex_would_refuse_is_refused_before_anything_starts(
         run(spec(tmp_path, pool(tmp_path, "raise SystemExit") | change))
     assert words in str(caught.value) and caught.value.code == 64
     assert record(tmp_path)["detail"]["exit_code"] == 64 and not (tmp_path / "run/logs").exists()
-
-
-def test_a_chosen_port_that_is_in_use_is_refused(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as any server does
-        taken.bind(("localhost", 0))
-        taken.listen()
-        env = [{"name": "VLMPIPE_LOCAL_PORT", "value": str(taken.getsockname()[1])}]
-        error = run_failing(spec(tmp_path, pool(tmp_path, "", env=env)))
-    assert error.code == ExitCode.UNAVAILABLE and "is in use" in str(error)
-    assert record(tmp_path)["detail"]["exit_code"] == 69 and "is in use" in record(tmp_path)["message"]
-
-
-def test_a_chosen_port_is_the_chiefs(tmp_path: Path, alive: int) -> None:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = str(probe.getsockname()[1])
-    run(spec(tmp_path, pool(tmp_path, WRITE_ENVIRONMENT, env=[{"name": "VLMPIPE_LOCAL_PORT", "value": port}])))
-    assert json.loads((tmp_path / "workerpool0-0.json").read_text())["MASTER_PORT"] == port
 
 
 def start_step(tmp_path: Path, *pools: dict[str, Any]) -> subprocess.Popen[str]:

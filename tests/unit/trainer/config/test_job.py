@@ -37,7 +37,7 @@ def test_a_run_from_before_fields_were_left_out_is_read_where_they_did_nothing(t
     """Every record of a run holds every field, with its default too."""
     content = merged(TINY, {"run": {"run_id": "r1", "root_uri": str(tmp_path)}})
     before = with_gone(content)
-    assert without_gone(before) == content | {"plan": {}, "checkpoint": {}}
+    assert without_gone(before) == content | {"plan": {}, "checkpoint": {}, "cluster": {}}
     assert JobConfig.of_record(before, "run.json") == JobConfig.of_record(content, "run.json")
 
 

@@ -116,7 +116,7 @@ def test_pools_follow_the_number_of_nodes() -> None:
 
 
 def test_a_node_runs_the_launcher_with_the_run_file_of_its_run() -> None:
-    config = load_run_file(ROOT / "configs/digits.yaml", ["cluster.local_port=29400", "cluster.env={A: b}"])
+    config = load_run_file(ROOT / "configs/digits.yaml", ["cluster.env={A: b}"])
     (chief, *_) = worker_pools(config, "train", "out/runs/r1")
     container = chief["container_spec"]
     assert container["command"] == ["python", "-m", "vlmpipe.trainer.launch"]
@@ -128,7 +128,7 @@ def test_a_node_runs_the_launcher_with_the_run_file_of_its_run() -> None:
         "--config",
         "out/runs/r1/run.json",
     ]
-    assert container["env"] == [{"name": "A", "value": "b"}, {"name": "VLMPIPE_LOCAL_PORT", "value": "29400"}]
+    assert container["env"] == [{"name": "A", "value": "b"}]
 
 
 def test_the_wandb_project_is_in_the_training_jobs_environment() -> None:

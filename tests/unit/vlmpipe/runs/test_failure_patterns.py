@@ -80,7 +80,6 @@ TRIALS: dict[str, Trial] = {
          "cluster.accelerator_count=1", "cluster.max_wait_duration=3600s"),
     ),
     "machine-reclaimed": Trial(("train.checkpoint_every_steps=50",)),
-    "port-in-use": Trial(("cluster.local_port=0",)),
     "not-finite": Trial(
         ("train.optimizer.learning_rate=1e-4", "train.warmup_fraction=0.3", "train.clip_grad_norm=0.5")
     ),

@@ -8,7 +8,6 @@ processes; code that mistakes them for ranks must fail here, not on 32 GPUs.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import socket
@@ -20,13 +19,11 @@ from google.protobuf import json_format
 
 from vlmpipe.job_spec.worker_pools import (
     CHIEF_POOL,
-    LOCAL_PORT_VARIABLE,
     REDUCTION_SERVER_IMAGE,
     STOP_GRACE_VARIABLE,
     WORKER_POOL,
 )
 from vlmpipe.platforms.local.jobs.inherited_environment import inherited_environment
-from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.preflight.bought import VARIABLE as BOUGHT_VARIABLE
 from vlmpipe.trainer.storage.base import join_uri
 
@@ -62,16 +59,17 @@ def replicas(job: api.CustomJobSpec) -> list[Replica]:
 
 
 def take_addresses(job: api.CustomJobSpec) -> dict[str, str]:
-    """`localhost:port` for each replica, by its name. Ports are free ones, or the chief's is VLMPIPE_LOCAL_PORT.
+    """`localhost:port` for each replica, by its name, with free ports.
 
-    Raises UserError (exit 69) when the chosen port is in use. A port that is free when looked up can be lost before the
-    replica binds it; all are looked up at once, so that at least two replicas never get the same.
+    A port that is free when looked up can be lost before the replica binds it; all are looked up at once, so that at
+    least two replicas never get the same.
     """
     addresses = {}
     with contextlib.ExitStack() as held:
         for replica in replicas(job):
-            port = _wanted_port(replica.spec) if replica.is_chief else 0
-            addresses[replica.name] = f"{HOST}:{_bind(held, port)}"
+            probe = held.enter_context(socket.socket())
+            probe.bind((HOST, 0))
+            addresses[replica.name] = f"{HOST}:{probe.getsockname()[1]}"
     return addresses
 
 
@@ -156,33 +154,3 @@ def _tf_config(pools: Mapping[str, list[str]], replica: Replica) -> dict[str, ob
 def _directories(base_uri: str) -> dict[str, str]:
     names = {"AIP_MODEL_DIR": "model", "AIP_CHECKPOINT_DIR": "checkpoints", "AIP_TENSORBOARD_LOG_DIR": "logs"}
     return {variable: join_uri(base_uri, name) + "/" for variable, name in names.items()}
-
-
-def _wanted_port(spec: api.WorkerPoolSpec) -> int:
-    port = {variable.name: variable.value for variable in task_of(spec).env}.get(LOCAL_PORT_VARIABLE, "0")
-    if not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{LOCAL_PORT_VARIABLE} is {port!r}", expected="a port from 1 to 65535, or 0 for a free one")
-    return int(port)
-
-
-def require_free_port(port: int) -> None:
-    """Raise UserError (exit 69) when a chosen port is in use; 0 asks for any free one and is never refused."""
-    with contextlib.ExitStack() as held:
-        _bind(held, port)
-
-
-def _bind(held: contextlib.ExitStack, port: int) -> int:
-    probe = held.enter_context(socket.socket())
-    if port:  # the step before used it too: its closed connections are no reason to refuse, a listener is
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        probe.bind((HOST, port))
-    except OSError as error:
-        reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
-        raise UserError(
-            f"port {port} of this machine {reason} (cluster.local_port)",
-            expected="a free port for the chief",
-            fix="choose another port, or leave cluster.local_port at 0 to take a free one",
-            code=ExitCode.UNAVAILABLE,
-        ) from error
-    return int(probe.getsockname()[1])

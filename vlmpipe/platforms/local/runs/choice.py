@@ -161,15 +161,11 @@ def open_run(
     """Choose the run, take its lock and write what the pipeline needs into its folder.
 
     Waits for processes that a killed `vlmpipe run` of the same run left, and prints that. Raises ConfigError as
-    `choose_run`, UserError when the run is already running or the chosen port is in use (exit 69), or when the output
-    folder is not writable (exit 73 or 77).
+    `choose_run`, UserError when the run is already running (exit 69), or when the output folder is not writable
+    (exit 73 or 77).
     """
     folder = runs_folder(config)
     require_writable(folder.parent.absolute())
-    if config.cluster.local_port:  # found here rather than after hours of preparing data
-        from vlmpipe.platforms.local.jobs.environment import require_free_port
-
-        require_free_port(config.cluster.local_port)
     choice = choose_run(folder, config, run_id=run_id, fresh=fresh, now=datetime.now())
     folder = folder / choice.run_id
     with os_errors(f"creating the run's folder {folder}"):

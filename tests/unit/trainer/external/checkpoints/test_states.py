@@ -29,6 +29,7 @@ from vlmpipe.trainer.checkpoint.attempts import (
 )
 from vlmpipe.trainer.checkpoint.commit import committed
 from vlmpipe.trainer.checkpoint.failed_saves import FailedSaves
+from vlmpipe.trainer.checkpoint.mirror import background
 from vlmpipe.trainer.checkpoint.mirror.background import BackgroundMirror
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ExitCode, UserError
@@ -292,8 +293,9 @@ def test_a_copy_in_the_mirror_is_resumed_once_the_first_store_is_lost(
 def test_a_mirror_that_lags_is_said_once(
     run: ExternalRun, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lagging = {"mirror_uri": str(tmp_path / "mirror"), "mirror_lag_warning_s": 1e-9}
-    job = run.job.model_copy(update={"checkpoint": run.job.checkpoint.model_copy(update=lagging)})
+    mirrored = run.job.checkpoint.model_copy(update={"mirror_uri": str(tmp_path / "mirror")})
+    job = run.job.model_copy(update={"checkpoint": mirrored})
+    monkeypatch.setattr(background, "LAG_WARNING_S", 1e-9)
     monkeypatch.setattr(BackgroundMirror, "_copy", lambda *_: "the bucket is away")
     states = saved_states(job, folder)
     states.resume(tmp_path / "nothing")
