@@ -30,6 +30,7 @@ SECTIONS = {"vlmpipe.config.run_config", "vlmpipe.trainer.config.job"}  # of the
         ("vlmpipe.cli.runs.removal_lines", {"rich", "numpy", "yaml", *SECTIONS}),
         ("vlmpipe.trainer.data.prepare.pipeline", {"torch", "transformers"}),
         ("vlmpipe.trainer.data.prepare.chunks.worker_pool", {"torch", "transformers"}),
+        ("vlmpipe.trainer.external.launch", {"torch", "transformers"}),
     ],
 )
 def test_a_light_module_loads_nothing_heavy(module: str, heavy: set[str]) -> None:

@@ -9,7 +9,6 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from vlmpipe.trainer.checkpoint.export.settings_files import save_settings
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import DataError, os_errors
 from vlmpipe.trainer.storage import open_storage
@@ -39,6 +38,7 @@ def write_base_model(job: JobConfig, prepared_uri: str) -> bool:
     if is_published(job) or (store.stat(DESCRIPTION) and made_of.items() <= read_record(store, DESCRIPTION).items()):
         return False
     from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
+    from vlmpipe.trainer.checkpoint.export.settings_files import save_settings
     from vlmpipe.trainer.data.shards.prepared_files import open_prepared
     from vlmpipe.trainer.data.tokenize import load_tokenizer
     from vlmpipe.trainer.models.registry import family_of
