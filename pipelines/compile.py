@@ -16,7 +16,8 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 
 from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.config.sections.sweep import SweepConfig, variants_of
-from vlmpipe.job_spec.build import check_job_spec, check_jobs, sweep_job_spec
+from vlmpipe.job_spec.build import sweep_job_spec
+from vlmpipe.job_spec.check import check_job_spec, check_jobs
 from vlmpipe.pipelines.step_metadata import check_step_metadata
 from vlmpipe.pipelines.training import build
 from vlmpipe.platforms.compiled import Compiled, described

@@ -15,7 +15,8 @@ from vlmpipe.components.runtime.resolve import resolve
 from vlmpipe.components.runtime.step_logic import point_to_features
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.labels import require_labels
-from vlmpipe.job_spec.build import check_jobs, job_settings, job_spec
+from vlmpipe.job_spec.build import job_settings, job_spec
+from vlmpipe.job_spec.check import check_jobs
 from vlmpipe.job_spec.file import SpecFile, read_spec_file
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.planner.plan import plan_run
@@ -31,7 +32,7 @@ from vlmpipe.platforms.vertex.runs.names import Address
 from vlmpipe.platforms.vertex.submit import require_own_project
 from vlmpipe.runs.submitted import RunRecord
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
-from vlmpipe.trainer.data.prepare.pipeline import find_prepared
+from vlmpipe.trainer.data.prepare.fingerprint import find_prepared
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.outage import answering_soon

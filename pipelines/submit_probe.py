@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.job_spec.build import check_job_spec, job_settings
+from vlmpipe.job_spec.build import job_settings
+from vlmpipe.job_spec.check import check_job_spec
 from vlmpipe.job_spec.forms import CustomJobSpec
 from vlmpipe.job_spec.probe import ProbedMachine, probe_spec, probed_machines
 from vlmpipe.job_spec.worker_pools import STEP_LABEL

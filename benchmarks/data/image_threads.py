@@ -20,7 +20,7 @@ from benchmarks.support.suite import Bench
 from tests.support.hf.publish import publish
 from tests.support.trainer.flop_cases import model_config
 from tests.support.trainer.packed_rows import row
-from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.data.chat.encode import IGNORED
 from vlmpipe.trainer.data.loader import PackedSequence
 from vlmpipe.trainer.data.sampler import GlobalBatch

@@ -16,7 +16,7 @@ from benchmarks.support.timing import Clock
 from benchmarks.support.workloads import job_of, prepare_job
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.mixture import Mixture
-from vlmpipe.trainer.data.prepare.pipeline import find_prepared
+from vlmpipe.trainer.data.prepare.fingerprint import find_prepared
 from vlmpipe.trainer.data.sample import SPLITS
 from vlmpipe.trainer.data.shards.index import Index
 

@@ -11,7 +11,7 @@ from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.near_duplicates.signature import MIN_COPY_SIDE, Box, image_signature
-from vlmpipe.trainer.data.prepare.checks import check_image
+from vlmpipe.trainer.data.prepare.validation.checks import check_image
 
 COUNT = 64
 

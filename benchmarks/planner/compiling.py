@@ -66,7 +66,7 @@ def main() -> None:
         import vlmpipe.cli.app  # noqa: F401
         import vlmpipe.pipelines.compile as pipelines
         from vlmpipe.config.run_config import load_run_file
-        from vlmpipe.job_spec.build import check_jobs
+        from vlmpipe.job_spec.check import check_jobs
         from vlmpipe.pipelines.step_metadata import check_step_metadata
         from vlmpipe.platforms.table import platform_of
 

@@ -14,9 +14,9 @@ from benchmarks.scale.private_memory import MIB, private_mib
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
 from vlmpipe.trainer.config.data import DataConfig
-from vlmpipe.trainer.data.prepare.deduplicate import ContentCounts, SeenIds
 from vlmpipe.trainer.data.prepare.digest_files import DIGEST_BYTES, ROW
 from vlmpipe.trainer.data.prepare.split_groups import SampleGroups
+from vlmpipe.trainer.data.prepare.validation.deduplicate import ContentCounts, SeenIds
 from vlmpipe.trainer.data.sample import stable_digest
 
 SIZES = (100_000, 1_000_000, 10_000_000)

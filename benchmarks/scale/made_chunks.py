@@ -25,7 +25,7 @@ from vlmpipe.trainer.data.prepare.chunks.merge import Part
 from vlmpipe.trainer.data.prepare.chunks.plan import CHUNKS, PARTS, WHERE, WHERE_SCHEMA, Chunk
 from vlmpipe.trainer.data.prepare.chunks.prepare import ChunkedPreparation, store_plan
 from vlmpipe.trainer.data.prepare.chunks.store import ChunkStore
-from vlmpipe.trainer.data.prepare.pipeline import SAMPLES_VERSION, fingerprint
+from vlmpipe.trainer.data.prepare.fingerprint import SAMPLES_VERSION, fingerprint
 from vlmpipe.trainer.data.prepare.previews import ContactSheet
 from vlmpipe.trainer.data.rejects import REJECTS
 from vlmpipe.trainer.data.sample import DEFAULT_SLICE, SPLITS

@@ -19,7 +19,8 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.stages import naming_stage, run_uri
 from vlmpipe.config.sections.sweep import SweepConfig, Variant, variants_of
 from vlmpipe.config.yaml_loader import parse_yaml
-from vlmpipe.job_spec.build import check_jobs, worker_pools
+from vlmpipe.job_spec.build import worker_pools
+from vlmpipe.job_spec.check import check_jobs
 from vlmpipe.job_spec.forms import WorkerPool
 from vlmpipe.platforms.table import platform_of
 from vlmpipe.records.compiled import CompiledSettings

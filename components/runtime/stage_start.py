@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
-from vlmpipe.trainer.config.model import PARTS, ModelConfig, ModelPart
-from vlmpipe.trainer.data.prepare.pipeline import fingerprint
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.weights.origin import PARTS, ModelPart
+from vlmpipe.trainer.data.prepare.fingerprint import fingerprint
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.storage import open_storage

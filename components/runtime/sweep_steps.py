@@ -59,7 +59,7 @@ def write_sweep(run: RunPaths, sweep: SweepConfig, variants: Sequence[tuple[Vari
     Args:
         variants: each with the run file of its training.
     """
-    from vlmpipe.trainer.data.prepare.pipeline import fingerprint
+    from vlmpipe.trainer.data.prepare.fingerprint import fingerprint
     from vlmpipe.trainer.feature_cache.store import features_uri
 
     trainings = list[SweepTraining]()

@@ -14,7 +14,7 @@ from vlmpipe.trainer.storage.base import in_bucket
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
     from vlmpipe.trainer.config.data import DataConfig
-    from vlmpipe.trainer.data.prepare.validate_sample import SampleValidator
+    from vlmpipe.trainer.data.prepare.validation.validate_sample import SampleValidator
 
 NOT_OF_SAMPLES = {"lora", "freeze", "freeze_parameters", "train_parameters", "seed"}  # of the model section
 
@@ -74,7 +74,7 @@ def _local_validator(config: RunConfig, data: DataConfig) -> SampleValidator | N
         return None
     from vlmpipe.trainer.config.job import JobConfig, RunPaths
     from vlmpipe.trainer.data.chat.make import make_chat
-    from vlmpipe.trainer.data.prepare.validate_sample import SampleValidator
+    from vlmpipe.trainer.data.prepare.validation.validate_sample import SampleValidator
 
     job = JobConfig.model_validate(config.to_run_json(RunPaths(run_id="check", root_uri="check")))
     return SampleValidator(job.model_copy(update={"data": data}), make_chat(config.model, data, ()))

@@ -25,7 +25,8 @@ RUN_FILE_WARNINGS = ("VP405", "VP407", "VP603")
 
 def look_at_jobs(config: RunConfig) -> Iterator[Finding]:
     """A finding for each error, on Vertex AI also for warnings; the same one in several jobs is reported once."""
-    from vlmpipe.job_spec.build import job_spec, job_violations, jobs_of, step_of, unknown_gpu_code
+    from vlmpipe.job_spec.build import job_spec, jobs_of, step_of
+    from vlmpipe.job_spec.check import job_violations, unknown_gpu_code
 
     paths = RunPaths(run_id=config.name, root_uri=config.output.root_uri)
     reported: set[str] = set()

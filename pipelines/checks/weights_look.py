@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.errors import ExitCode
 from vlmpipe.trainer.models.safetensors_header import require_whole_folder
 from vlmpipe.trainer.storage.model_folders import bucket_address, folder_like, making

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 from vlmpipe.config.overrides import apply_overrides
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.sections.tune import OF_ADAPTERS, ParameterSpec, TuneConfig, Value
-from vlmpipe.job_spec.build import check_job_spec, job_settings, trials_spec
+from vlmpipe.job_spec.build import job_settings, trials_spec
+from vlmpipe.job_spec.check import check_job_spec
 from vlmpipe.job_spec.forms import CustomJobSpec
 from vlmpipe.platforms.local.search import LocalSearch
 from vlmpipe.platforms.searches import SEARCH_FILE, TABLE, Trial, ranked

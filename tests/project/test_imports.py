@@ -26,7 +26,7 @@ SECTIONS = {"vlmpipe.config.run_config", "vlmpipe.trainer.config.job"}  # of the
         # status and compare take most of their time to start.
         ("vlmpipe.platforms.local.runs.summary", {"numpy", "yaml", "vlmpipe.trainer.checkpoint.commit", *SECTIONS}),
         ("vlmpipe.cli.views.comparison", {"pyarrow", "jinja2", *SECTIONS}),
-        ("vlmpipe.trainer.evaluation.metrics", {"vlmpipe.trainer.data.prepare.deduplicate"}),
+        ("vlmpipe.trainer.evaluation.metrics", {"vlmpipe.trainer.data.prepare.validation.deduplicate"}),
         ("vlmpipe.cli.runs.removal_lines", {"rich", "numpy", "yaml", *SECTIONS}),
         ("vlmpipe.trainer.data.prepare.pipeline", {"torch", "transformers"}),
         ("vlmpipe.trainer.data.prepare.chunks.worker_pool", {"torch", "transformers"}),

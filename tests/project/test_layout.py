@@ -36,6 +36,7 @@ LAWS_OF_A_FOLDER = {
 
 ASKED_FOR = re.compile(r"\b(tests\.([a-z_0-9]+\.)*test_|benchmarks\b)")
 MODULES_A_ROOM = 15  # the most that one finds the way among
+MAX_LINES = 400  # of a file; a longer one has a second subject that can move out
 
 
 @functools.cache
@@ -92,3 +93,10 @@ def test_no_room_has_the_name_of_a_function_of_the_python_api() -> None:
     """Importing the room would put it in the function's place: `vlmpipe.compare(...)` worked once, and then no more."""
     rooms = {path.stem for path in (ROOT / "vlmpipe").iterdir() if path.suffix in ("", ".py")}
     assert "comparison" in rooms and set(vlmpipe.__all__) & rooms == set()
+
+
+def test_no_file_has_more_than_400_lines() -> None:
+    paths = [path for package in (*PACKAGES, "tests") for path in (ROOT / package).rglob("*.py")]
+    assert len(paths) > 1000
+    counts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8").count("\n") for path in paths}
+    assert {path: count for path, count in counts.items() if count > MAX_LINES} == {}

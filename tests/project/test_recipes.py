@@ -13,7 +13,7 @@ import yaml
 
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.job_spec.build import job_violations
+from vlmpipe.job_spec.check import job_violations
 from vlmpipe.trainer.config.external_trainer import fill_in
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.external.launch import setting_values

@@ -8,7 +8,8 @@ import pytest
 
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.job_spec.build import job_violations, worker_pools
+from vlmpipe.job_spec.build import worker_pools
+from vlmpipe.job_spec.check import job_violations
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.trainer.distributed.cluster_env import ROLES, read_roles
 

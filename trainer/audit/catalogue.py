@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from vlmpipe.trainer.audit.scripts import script_of
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
-from vlmpipe.trainer.data.prepare.deduplicate import counted_question
+from vlmpipe.trainer.data.prepare.validation.deduplicate import counted_question
 from vlmpipe.trainer.data.sample import SPLITS, Split, Turn, stable_digest
 from vlmpipe.trainer.data.shards.index import Index, SplitIndex
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared

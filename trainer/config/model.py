@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from vlmpipe.trainer.config.arr_coc.relevance import RelevanceConfig
 from vlmpipe.trainer.config.base import OfFeature, Positive, Section, StorageUri
+from vlmpipe.trainer.config.weights.lora import LoraConfig
+from vlmpipe.trainer.config.weights.origin import PARTS, ModelPart, WeightsConfig
 from vlmpipe.trainer.secret_manager import SECRET_NAME
 
 # Families whose tower and language model come together: `model.pretrained` is where both are from.
@@ -22,8 +24,6 @@ PUBLISHED_FAMILIES, ANY_TYPE_FAMILIES = ("smolvlm", "hf"), ("hf",)
 MAX_ASPECT = 200.0
 # Of an image that is cut into tiles. transformers makes none larger.
 MAX_LONGEST_EDGE = 4096
-ModelPart = Literal["tower", "projector", "language_model"]
-PARTS: tuple[ModelPart, ...] = get_args(ModelPart)
 # How images become tokens: as squares of one side, as grids of patches, or as the published image processor says.
 ImageKind = Literal["squares", "grids", "published"]
 Pattern = Annotated[str, Field(min_length=1)]
@@ -31,88 +31,6 @@ Pattern = Annotated[str, Field(min_length=1)]
 
 IMAGE_TOKEN = "<image>"  # an image's mark in data, and the image token of most tokenizers
 IMAGE_PAD = "<|image_pad|>"  # image token of the Qwen-VL models' tokenizers
-
-
-class WeightsConfig(Section):
-    """Where a part of the model comes from: pretrained `weights`, or a `config` to draw at random. Exactly one."""
-
-    weights: StorageUri = Field(
-        "",
-        description="Pretrained weights: a Hugging Face hub id, a folder, local or in a bucket (gs://, s3://), or "
-        "run:RUN_ID for the export of a run under output.root_uri.",
-    )
-    revision: str = Field(
-        "",
-        description="Commit of the hub repository, or of a bucket's folder the digest of its files that a run "
-        "records. Pin it for a reproducible run.",
-    )
-    config: dict[str, Any] = Field(
-        default_factory=dict, description="transformers configuration (with model_type) for random initial weights."
-    )
-
-    def origin(self, seed: int) -> str:
-        if not self.weights:
-            return f"{self.config['model_type']}, drawn from seed {seed}"
-        return f"{self.weights} at {self.revision}" if self.revision else self.weights
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> WeightsConfig:
-        if bool(self.weights) == bool(self.config):
-            raise ValueError("give exactly one of weights (a hub id or folder) and config (random initial weights)")
-        if self.config and "model_type" not in self.config:
-            raise ValueError("config needs model_type, for example siglip_vision_model or qwen2")
-        return self
-
-
-class LoraConfig(Section):
-    """LoRA (Hu et al., 2021): small trained matrices added to a part's frozen weights."""
-
-    rank: Positive = Field(16, description="Inner width of each adapter.")
-    alpha: float = Field(32.0, gt=0, description="Scale of adapters: their output is multiplied by alpha / rank.")
-    use_rslora: bool = Field(
-        False, description="Scale by alpha / sqrt(rank) instead (Kalajdzievski, 2023), for high ranks."
-    )
-    use_dora: bool = Field(
-        False,
-        description="Also train the norm of each row of the adapted weights (DoRA; Liu et al., 2024), which each pass "
-        "computes again. For ddp, fsdp, hsdp, zero1, zero2 and pp+dp.",
-    )
-    parts: tuple[ModelPart, ...] = Field(
-        ("language_model",), min_length=1, description="Parts of the model that get adapters."
-    )
-    dropout: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Share of an adapter's inputs set to 0; the draws depend on the number of data-parallel ranks.",
-    )
-    targets: tuple[str, ...] = Field(
-        (),
-        description="Linear layers and experts with adapters: names inside the layers of tower and language model, "
-        "such as q_proj or mlp.experts.down_proj, and of the projector; empty is all of them but gates of a few rows.",
-    )
-    train_tokens: Literal["added"] | tuple[str, ...] = Field(
-        (),
-        description="Tokens whose rows of embedding and head are trained as well, other rows staying as they are: by "
-        "name, or added for all that the tokenizer adds to those of the model; empty for none. The optimizer has "
-        "state for both whole matrices.",
-    )
-    pretrained: str = Field(
-        "",
-        description="Adapter to start from, in PEFT's format: a hub id, a local folder, gs://bucket/folder, or "
-        "run:RUN_ID for the export of a run with export adapter; empty initializes adapters without effect.",
-    )
-    export: Literal["merged", "adapter"] = Field(
-        "merged",
-        description="Form of the export: merged is the whole model, with adapters merged into its weights; adapter is "
-        "a PEFT folder for the base that model.pretrained names.",
-    )
-    quantize_base: Annotated[Literal["nf4"] | None, OfFeature("quantized_base")] = Field(
-        None,
-        description="Storage of the language model's frozen linear layers and experts: nf4 takes 4 bits a weight "
-        "(QLoRA) and makes steps slower, null does not quantize. For ddp, fsdp and hsdp. A merged export has adapters "
-        "merged into the quantized weights; an adapter export is for the full base, and is evaluated on it.",
-    )
 
 
 def _parts_of_llava_only(schema: dict[str, Any]) -> None:

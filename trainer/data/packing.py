@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmpipe.trainer.config.data import SHUFFLE_SHARDS
+from vlmpipe.trainer.config.sources.data_fields import SHUFFLE_SHARDS
 from vlmpipe.trainer.data.prefixes.items import Items
 from vlmpipe.trainer.data.window_packing.windows import pack_windows, stable_order
 

@@ -18,7 +18,8 @@ from operator import le
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmpipe.trainer.config.model import IMAGE_TOKEN, WeightsConfig
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.models.image_tokens import SQUARES, ImageForm

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.chat.encode import Chat
-from vlmpipe.trainer.data.prepare.checks import check_image, check_turns
+from vlmpipe.trainer.data.prepare.validation.checks import check_image, check_turns
 from vlmpipe.trainer.data.rejects import RejectedError
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.errors import DataError

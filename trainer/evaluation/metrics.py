@@ -148,7 +148,9 @@ def baseline_answers(questions: Sequence[Question], slices: Mapping[str, Trainin
 
     slices: of `stats.json`. Questions of a slice that it does not have, such as one of their text, are of the default.
     """
-    from vlmpipe.trainer.data.prepare.deduplicate import counted_question  # and its tables: compare needs neither
+    from vlmpipe.trainer.data.prepare.validation.deduplicate import (
+        counted_question,  # and its tables: compare needs neither
+    )
 
     def answer(asked: Question) -> str:
         of_slice = slices.get(asked.slice) or slices.get(DEFAULT_SLICE) or TrainingSlice()

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.data.prepare.pipeline import DONE, fingerprint
+from vlmpipe.trainer.data.prepare.fingerprint import fingerprint
 from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.data.shards.prepared_files import DONE
 from vlmpipe.trainer.feature_cache.reader import FeatureShards
 from vlmpipe.trainer.feature_cache.store import DESCRIPTION, describe_features, features_key, features_uri
 from vlmpipe.trainer.storage import open_storage

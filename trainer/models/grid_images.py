@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from vlmpipe.trainer.config.model import GRID_TYPES, ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import GRID_TYPES, ModelConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.sizing.image_grids import ImageGrids
 from vlmpipe.trainer.storage.model_folders import CONFIG, local_folder

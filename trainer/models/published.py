@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmpipe.trainer.config.model import IMAGE_TOKEN, WeightsConfig
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.storage.export_manifest import MARKER
 from vlmpipe.trainer.storage.hub.client import readable_hub_errors, whole_snapshot
 from vlmpipe.trainer.storage.model_folders import CONFIG, bucket_address, local_folder, revision_of

@@ -7,7 +7,7 @@ the host launches the next step's first kernels.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,11 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from vlmpipe.trainer.config.train_options import ComputeType
 from vlmpipe.trainer.dataloading.prefetching_loader import StepBatches
 from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import DataError
+from vlmpipe.trainer.monitoring.run_facts import RunFacts
 from vlmpipe.trainer.monitoring.source_losses import SourceLosses
+from vlmpipe.trainer.sizing.flops import model_flops_per_sequence
+from vlmpipe.trainer.sizing.gpu_peaks import TERA, peak_of
 from vlmpipe.trainer.strategies.base import StepResult
 
 
@@ -146,3 +150,19 @@ class MetricsQueue:
 
     def _read(self, *, but: int) -> Sequence[StepTotals]:
         return [self._pending.popleft().read() for _ in range(len(self._pending) - but)]
+
+
+def model_rates(
+    facts: RunFacts, worker: ProcessContext, compute_type: ComputeType, window: Counter[str], seconds: float
+) -> dict[str, float]:
+    """Model FLOP/s per device of the steps counted in `window`, and their share of the device's peak (MFU)."""
+    if not window["samples"]:
+        return {}
+    counts = {name: window[name] for name in ("samples", "images", "label_tokens")}
+    flops = model_flops_per_sequence(
+        facts.shape, useful_tokens=window["tokens"], **counts, cached=facts.features == "cached"
+    )
+    rate = flops / seconds / worker.world_size
+    name = torch.cuda.get_device_name(worker.device) if worker.device.type == "cuda" else ""
+    peak = peak_of(name, compute_type)
+    return {"model_tflops_per_s": rate / TERA, **({"mfu": rate / peak} if peak else {})}

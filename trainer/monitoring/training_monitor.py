@@ -8,8 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-import torch
-
 from vlmpipe.trainer.checkpoint.attempts import Attempts
 from vlmpipe.trainer.checkpoint.mirror.background import MirrorLag
 from vlmpipe.trainer.config.job import JobConfig
@@ -23,14 +21,12 @@ from vlmpipe.trainer.monitoring.idle_watch import IdleWatch
 from vlmpipe.trainer.monitoring.metrics_writer import MetricsLog
 from vlmpipe.trainer.monitoring.rank_metrics import RankMetrics, StragglerWatch, gather_rank_metrics, straggler
 from vlmpipe.trainer.monitoring.run_facts import RunFacts
-from vlmpipe.trainer.monitoring.step_metrics import StepTotals
+from vlmpipe.trainer.monitoring.step_metrics import StepTotals, model_rates
 from vlmpipe.trainer.monitoring.trackers import open_trackers
 from vlmpipe.trainer.monitoring.usage import UsageLog, goodput
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.records.metrics import StepMetrics
 from vlmpipe.trainer.records.summary import Summary
-from vlmpipe.trainer.sizing.flops import model_flops_per_sequence
-from vlmpipe.trainer.sizing.gpu_peaks import TERA, peak_of
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.outage import patiently, warned
 from vlmpipe.trainer.strategies.base import Strategy
@@ -216,21 +212,6 @@ class TrainingMonitor:
         elif (now := before.model_copy(update=best)) != before:  # the start before ended ahead of the last validation
             store.write(Summary.FILE, now.sealed())
 
-    def _utilisation(self, seconds: float) -> dict[str, float]:
-        """Model FLOP/s per device since the last line, and their share of the device's peak (MFU)."""
-        window, facts = self._window, self._facts
-        counts = {name: window[name] for name in ("samples", "images", "label_tokens")}
-        if not window["samples"]:
-            return {}
-        flops = model_flops_per_sequence(
-            facts.shape, useful_tokens=window["tokens"], **counts, cached=facts.features == "cached"
-        )
-        rate = flops / seconds / self._worker.world_size
-        device = self._worker.device
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-        peak = peak_of(name, self._job.train.compute_type)
-        return {"model_tflops_per_s": rate / TERA, **({"mfu": rate / peak} if peak else {})}
-
     def _write(self, totals: StepTotals, strategy: Strategy, ranks: RankMetrics, mirror_lag: MirrorLag | None) -> None:
         now = time.perf_counter()
         window, seconds = self._window, now - self._window_started
@@ -255,7 +236,7 @@ class TrainingMonitor:
                 "tokens_per_s": tokens_per_s,
                 "images_per_s": window["images"] / seconds,
                 "samples_per_s": window["samples"] / seconds,
-                **self._utilisation(seconds),
+                **model_rates(self._facts, self._worker, self._job.train.compute_type, window, seconds),
                 "label_tokens": window["label_tokens"],
                 "rows": window["steps"] * self._job.train.global_batch_size,
                 "fill": window["tokens"] / max(1, window["slots"]),

@@ -13,20 +13,15 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import functools
-import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, NotRequired, Protocol, TypedDict
 
-import boto3
 from botocore import exceptions as boto
 from botocore.client import BaseClient
-from botocore.config import Config
-from botocore.model import OperationModel
 
-from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage.base import (
     TEMPORARY_PREFIX,
     AlreadyExistsError,
@@ -39,45 +34,28 @@ from vlmpipe.trainer.storage.base import (
 )
 from vlmpipe.trainer.storage.bucket import (
     NONCE_KEY,
-    REQUESTS,
     TRANSFER_ATTEMPTS,
     BucketStorage,
     Summed,
     no_such_object,
 )
-from vlmpipe.trainer.storage.outage import SOON_S, must_answer_soon
+from vlmpipe.trainer.storage.outage import must_answer_soon
+from vlmpipe.trainer.storage.s3_api.client import ATTEMPTS, default_client, soon_client
+from vlmpipe.trainer.storage.s3_api.errors import (
+    UNANSWERED,
+    ConditionError,
+    EndedError,
+    MissingError,
+    code_of,
+    readable_errors,
+    unanswered,
+)
 
 PART_BYTES = 64 << 20  # of an upload; 10,000 of them are 625 GiB, and each is in memory
 LARGEST_COPY_BYTES = 5 << 30  # in one request: docs.aws.amazon.com/AmazonS3/latest/API/API_CopyObject.html
 DOWNLOAD_CHUNK_BYTES = 1 << 20
-CONNECT_S, READ_S = 10, 60
-ATTEMPTS = 8  # of one request, with waits that double up to 20 s
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 5.0  # while another conditional write of the same object is under way
-ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-MISSING = ("NoSuchKey", "404")
-ENDED = ("InvalidRange", "416")
-CHANGED = ("BadDigest", "InvalidDigest", "XAmzContentChecksumMismatch", "XAmzContentSHA256Mismatch")
-CONDITION_FAILED = ("PreconditionFailed", "412")
-BUSY = "ConditionalRequestConflict"  # another conditional write of the same object is under way
-NO_PERMISSION = (401, 403)
-UNANSWERED = (boto.HTTPClientError, boto.ConnectionError, boto.IncompleteReadError)  # after the last retry
 CORRUPT = -1  # a CRC32C that no bytes have
-
-
-class _MissingError(Exception):
-    """There is no such object."""
-
-
-class _EndedError(Exception):
-    """The object ends before the range that was asked for."""
-
-
-class _ConditionError(Exception):
-    """The condition of a write does not hold, or (`is_busy`) may not hold in a moment."""
-
-    def __init__(self, is_busy: bool) -> None:
-        super().__init__()
-        self.is_busy = is_busy
 
 
 class Head(TypedDict):
@@ -108,8 +86,8 @@ class S3Storage(BucketStorage):
 
     def __init__(self, root_uri: str, *, client: BaseClient | None = None) -> None:
         super().__init__(root_uri)
-        with _readable_errors("connecting to", self.root_uri):
-            self._client = client or (_soon_client() if must_answer_soon() else _default_client())
+        with readable_errors("connecting to", self.root_uri):
+            self._client = client or (soon_client() if must_answer_soon() else default_client())
 
     def stat(self, name: str) -> ObjectInfo | None:
         head = self._head(name)
@@ -123,7 +101,7 @@ class S3Storage(BucketStorage):
         asked = {**self._at(name), "Range": f"bytes={start}-{end - 1}", **({"IfMatch": version} if version else {})}
         breaks = 0
         try:
-            with _readable_errors("reading", self.uri(name)):
+            with readable_errors("reading", self.uri(name)):
                 while True:
                     answer = self._client.get_object(**asked)
                     try:
@@ -132,11 +110,11 @@ class S3Storage(BucketStorage):
                         breaks += 1
                         if breaks == TRANSFER_ATTEMPTS:
                             raise
-        except _MissingError as error:
+        except MissingError as error:
             raise no_such_object(self.uri(name)) from error
-        except _ConditionError as error:
+        except ConditionError as error:
             raise VersionConflictError(self.uri(name)) from error
-        except _EndedError:
+        except EndedError:
             return b""
 
     def create(self, name: str, data: bytes) -> None:
@@ -149,7 +127,7 @@ class S3Storage(BucketStorage):
             raise VersionConflictError(self.uri(name))
 
     def delete(self, name: str) -> None:
-        with _readable_errors("deleting", self.uri(name)):
+        with readable_errors("deleting", self.uri(name)):
             self._client.delete_object(**self._at(name))
 
     def copy(self, name: str, new_name: str) -> None:
@@ -173,10 +151,10 @@ class S3Storage(BucketStorage):
             self._pass_on(name, target, new_name, info.crc32c)
             return
         try:
-            with _readable_errors("copying", self.uri(name)):
+            with readable_errors("copying", self.uri(name)):
                 source = {"CopySource": self._at(name), "CopySourceIfMatch": info.version}
                 self._client.copy_object(**target._at(new_name), **source)
-        except (_MissingError, _ConditionError) as error:
+        except (MissingError, ConditionError) as error:
             raise CorruptObjectError(f"{self.uri(name)} was deleted or replaced while it was copied") from error
 
     def _at(self, name: str) -> dict[str, str]:
@@ -184,7 +162,7 @@ class S3Storage(BucketStorage):
 
     def _listed(self, prefix: str) -> Sequence[ObjectInfo]:
         folder = self._key(prefix) + "/" if prefix else self._prefix
-        with _readable_errors("listing", f"{self.scheme}{self.bucket_name}/{folder}"):
+        with readable_errors("listing", f"{self.scheme}{self.bucket_name}/{folder}"):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket_name, Prefix=folder)
             contents = [content for page in pages for content in page.get("Contents", ())]
         return [
@@ -195,21 +173,21 @@ class S3Storage(BucketStorage):
     def folders(self, prefix: str) -> Sequence[str]:
         folder = self._key(prefix) + "/"
         asked = {"Bucket": self.bucket_name, "Prefix": folder, "Delimiter": "/"}
-        with _readable_errors("listing", f"{self.scheme}{self.bucket_name}/{folder}"):
+        with readable_errors("listing", f"{self.scheme}{self.bucket_name}/{folder}"):
             pages = self._client.get_paginator("list_objects_v2").paginate(**asked)
             names = [common["Prefix"] for page in pages for common in page.get("CommonPrefixes", ())]
         return sorted(name.removeprefix(folder).rstrip("/") for name in names)
 
     def _head(self, name: str) -> Head | None:
         try:
-            with _readable_errors("looking up", self.uri(name)):
+            with readable_errors("looking up", self.uri(name)):
                 head: Head = self._client.head_object(**self._at(name), ChecksumMode="ENABLED")
-        except _MissingError:
+        except MissingError:
             return None
         return head
 
     def _put(self, name: str, source: IO[bytes], size_bytes: int, checksum: int) -> None:
-        with _readable_errors("writing", self.uri(name)):
+        with readable_errors("writing", self.uri(name)):
             source.seek(0)
             if size_bytes <= PART_BYTES:
                 self._client.put_object(**self._at(name), Body=source.read(), ChecksumCRC32C=_encoded(checksum))
@@ -229,7 +207,7 @@ class S3Storage(BucketStorage):
                 **upload, MultipartUpload={"Parts": parts}, ChecksumCRC32C=_encoded(checksum), **kind
             )
         except Exception as error:
-            there = self._head(name) if _code(error) == "NoSuchUpload" else None
+            there = self._head(name) if code_of(error) == "NoSuchUpload" else None
             if there and _checksum(there) == checksum:  # the answer of an earlier try was lost
                 return
             with contextlib.suppress(boto.BotoCoreError, boto.ClientError):
@@ -242,25 +220,25 @@ class S3Storage(BucketStorage):
         checksum = _encoded(crc32c_of(data))
         for attempt in range(ATTEMPTS):
             try:
-                with _readable_errors("writing", self.uri(name)):
+                with readable_errors("writing", self.uri(name)):
                     self._client.put_object(
                         **self._at(name), **condition, Body=data, ChecksumCRC32C=checksum, Metadata={NONCE_KEY: nonce}
                     )
                 return True
-            except (_MissingError, _ConditionError) as error:
+            except (MissingError, ConditionError) as error:
                 there = self._head(name)
                 if there and there.get("Metadata", {}).get(NONCE_KEY) == nonce:  # the answer of an earlier try was lost
                     return True
-                if isinstance(error, _MissingError) or not error.is_busy:
+                if isinstance(error, MissingError) or not error.is_busy:
                     return False
             time.sleep(min(FIRST_WAIT_S * 2**attempt, LONGEST_WAIT_S))  # Amazon asks to try again
-        raise _unanswered("another conditional write of it does not end", "writing", self.uri(name))
+        raise unanswered("another conditional write of it does not end", "writing", self.uri(name))
 
     def _transfer(self, name: str, sink: Summed) -> int | None:
         answer = self._begin_reading(name)
         checksum, size_bytes, breaks = _checksum(answer), int(answer["ContentLength"]), 0
         try:
-            with _readable_errors("reading", self.uri(name)):
+            with readable_errors("reading", self.uri(name)):
                 while True:
                     begun = sink.bytes
                     try:
@@ -274,14 +252,14 @@ class S3Storage(BucketStorage):
                         return checksum
                     rest = {"Range": f"bytes={sink.bytes}-", "IfMatch": answer["ETag"]}
                     answer = self._client.get_object(**self._at(name), **rest)
-        except (boto.FlexibleChecksumError, _ConditionError, _MissingError):  # another sum; replaced, deleted meanwhile
+        except (boto.FlexibleChecksumError, ConditionError, MissingError):  # another sum; replaced, deleted meanwhile
             return CORRUPT
 
     def _begin_reading(self, name: str) -> Reading:
         try:
-            with _readable_errors("reading", self.uri(name)):
+            with readable_errors("reading", self.uri(name)):
                 answer: Reading = self._client.get_object(**self._at(name), ChecksumMode="ENABLED")
-        except _MissingError as error:
+        except MissingError as error:
             raise no_such_object(self.uri(name)) from error
         return answer
 
@@ -325,46 +303,9 @@ def holds_objects(uri: str) -> bool:
     reached.
     """
     bucket, _, prefix = uri.removeprefix(S3Storage.scheme).partition("/")
-    with _readable_errors("looking up", uri):
-        client = _soon_client()
+    with readable_errors("looking up", uri):
+        client = soon_client()
         return bool(client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1).get("KeyCount"))
-
-
-def _default_client(attempts: int = ATTEMPTS, read_s: float = READ_S) -> BaseClient:
-    endpoint = next((os.environ[name] for name in ENDPOINT_VARIABLES if os.environ.get(name)), "")
-    return _client_for(endpoint, os.environ.get("AWS_ACCESS_KEY_ID", ""), attempts, read_s)
-
-
-def _soon_client() -> BaseClient:
-    return _default_client(attempts=1, read_s=SOON_S)
-
-
-@functools.cache
-def _client_for(endpoint: str, access_key: str, attempts: int, read_s: float) -> BaseClient:
-    """One client for each server and account: making one takes a tenth of a second."""
-    session = boto3.Session()
-    region = session.region_name or os.environ.get("AWS_REGION") or "us-east-1"
-    settings = Config(
-        connect_timeout=min(CONNECT_S, read_s),
-        read_timeout=read_s,
-        retries={"mode": "standard", "total_max_attempts": attempts},
-        # Names of buckets are no host names of a server that is not Amazon's.
-        s3={"addressing_style": "path" if endpoint else "auto"},
-        # Our own CRC32C is in every request; the library's default, CRC32 behind the body, older servers refuse.
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_required",
-    )
-    client = session.client("s3", endpoint_url=endpoint or None, region_name=region, config=settings)
-    client.meta.events.register("after-call.s3", _count)
-    return client
-
-
-def _count(model: OperationModel, **_: object) -> None:
-    """Count an answered call; the library's retries are not seen here."""
-    if model.name.startswith(("Get", "Head")):
-        REQUESTS.add(class_b=1)
-    elif not model.name.startswith(("Delete", "Abort")):
-        REQUESTS.add(class_a=1)
 
 
 def _encoded(checksum: int) -> str:
@@ -375,66 +316,3 @@ def _checksum(answer: Head) -> int | None:
     """CRC32C of the whole object; None without one, or with one of its parts' sums, which ends with their number."""
     encoded = str(answer.get("ChecksumCRC32C") or "")
     return int.from_bytes(base64.b64decode(encoded), "big") if encoded and "-" not in encoded else None
-
-
-def _code(error: Exception) -> str:
-    return str(error.response["Error"]["Code"]) if isinstance(error, boto.ClientError) else ""
-
-
-@contextlib.contextmanager
-def _readable_errors(doing: str, uri: str) -> Iterator[None]:
-    """Translate the client library's errors for people, except a missing object and a condition that fails."""
-    try:
-        yield
-    except boto.ClientError as error:
-        raise _of_answer(error, doing, uri) from error
-    except (boto.NoCredentialsError, boto.PartialCredentialsError, boto.ProfileNotFound) as error:
-        raise UserError(
-            f"no usable S3 credentials while {doing} {uri}",
-            expected="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or a role of the machine or pod",
-            fix="aws configure, or set the variables; on Kubeflow, kubeflow.secret_env sets them",
-            code=ExitCode.UNAVAILABLE,
-        ) from error
-    except UNANSWERED as error:
-        raise _unanswered(str(error), doing, uri) from error
-    except (boto.ParamValidationError, ValueError) as error:  # such as an endpoint that is no address
-        raise ConfigError(f"S3 cannot be asked for {doing} {uri}: {error}") from error
-
-
-def _of_answer(error: boto.ClientError, doing: str, uri: str) -> Exception:
-    code, status = _code(error), int(error.response["ResponseMetadata"].get("HTTPStatusCode", 0))
-    message = error.response["Error"].get("Message", "")
-    if code in MISSING:
-        return _MissingError()
-    if code in ENDED:
-        return _EndedError()
-    if code in CONDITION_FAILED or code == BUSY:
-        return _ConditionError(code == BUSY)
-    if code in CHANGED:
-        return changed_before_upload(uri)
-    if code == "NoSuchBucket":
-        return UserError(
-            f"the bucket of {uri} does not exist",
-            expected="an existing bucket",
-            fix="correct the name or AWS_ENDPOINT_URL_S3, or create the bucket",
-            code=ExitCode.UNAVAILABLE,
-        )
-    if status in NO_PERMISSION or code in ("ExpiredToken", "InvalidToken"):
-        return UserError(
-            f"no permission while {doing} {uri}",
-            expected="an account that may list the bucket and get, put and delete its objects",
-            fix=f"grant it, or use another account. S3 says: {code}: {message}",
-            code=ExitCode.NO_PERMISSION,
-        )
-    if status >= 500 or status == 429 or code in ("SlowDown", "RequestTimeout"):
-        return _unanswered(f"{code}: {message}", doing, uri)
-    return ConfigError(f"S3 refused {doing} {uri}: {code}: {message}")
-
-
-def _unanswered(problem: str, doing: str, uri: str) -> UserError:
-    return UserError(
-        f"S3 did not answer properly while {doing} {uri}: {problem}",
-        expected="an answer before the deadline",
-        fix="check AWS_ENDPOINT_URL_S3 and the network, and try again; a run continues where it stood",
-        code=ExitCode.UNAVAILABLE,
-    )

@@ -236,8 +236,8 @@ def fetch(
 def _page(job: JobConfig, samples: Sequence[InspectedSample]) -> str:
     from vlmpipe.report.inspection.page import build_page, card_of
     from vlmpipe.report.inspection.seen_images import SeenImages
+    from vlmpipe.trainer.data.prepare.fingerprint import find_prepared
     from vlmpipe.trainer.data.prepare.overview import overview
-    from vlmpipe.trainer.data.prepare.pipeline import find_prepared
 
     seen = SeenImages(job.model)
     statistics = None
@@ -258,7 +258,7 @@ def _first_files(files: dict[str, tuple[str, ...]]) -> list[str]:
 
 def _prepared_uri(run: str, overrides: Overrides, root: str, stage: str) -> str:
     """Prepared data of a run, or of a run file. Raises UserError where there is none."""
-    from vlmpipe.trainer.data.prepare.pipeline import find_prepared
+    from vlmpipe.trainer.data.prepare.fingerprint import find_prepared
     from vlmpipe.trainer.records.prepared import DataPointers
     from vlmpipe.trainer.storage import open_storage
 

@@ -11,7 +11,7 @@ from typing import Any
 from vlmpipe.config.sections.output import OutputConfig
 from vlmpipe.config.validation_errors import Problem, RunFileError
 from vlmpipe.trainer.config.job import RUN_ID, run_uri_of
-from vlmpipe.trainer.config.model import PARTS
+from vlmpipe.trainer.config.weights.origin import PARTS
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import in_bucket, join_uri
 from vlmpipe.trainer.storage.export_manifest import FOLDER, MARKER

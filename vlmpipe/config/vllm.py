@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from vlmpipe.config.yaml_loader import packaged_yaml
-from vlmpipe.trainer.config.model import ModelPart
+from vlmpipe.trainer.config.weights.origin import ModelPart
 
 FILE = Path(__file__).with_suffix(".yaml")
 

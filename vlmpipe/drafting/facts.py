@@ -12,8 +12,9 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.data.accounting.coverage import Coverage
 from vlmpipe.trainer.data.chat.make import make_chat
-from vlmpipe.trainer.data.prepare.deduplicate import NEW
-from vlmpipe.trainer.data.prepare.validate_sample import Accepted, SampleValidator, final_entry
+from vlmpipe.trainer.data.prepare.validation.deduplicate import NEW
+from vlmpipe.trainer.data.prepare.validation.final_ids import final_entry
+from vlmpipe.trainer.data.prepare.validation.validate_sample import Accepted, SampleValidator
 from vlmpipe.trainer.data.rejects import Reject
 from vlmpipe.trainer.data.sample import Sample, stable_shuffle
 from vlmpipe.trainer.data.sources import open_source

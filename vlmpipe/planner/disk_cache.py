@@ -22,7 +22,8 @@ from pydantic import TypeAdapter, ValidationError
 
 import vlmpipe.trainer
 from vlmpipe import planner
-from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError, UserError
 from vlmpipe.trainer.models.grid_images import MAX_CONFIG_BYTES
 from vlmpipe.trainer.storage.base import Storage

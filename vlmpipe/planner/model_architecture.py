@@ -13,7 +13,8 @@ from vlmpipe.planner.chat_template import prove_chat_template
 from vlmpipe.planner.disk_cache import disk_cached, hub_cache_folder
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.planner.workload import is_cached
-from vlmpipe.trainer.config.model import PARTS, ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.weights.origin import PARTS, WeightsConfig
 from vlmpipe.trainer.data.tokenize import TRAINED_PREFIX, trained_size
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.models.image_tokens import image_form_of

@@ -9,14 +9,12 @@ from typing import Any, Literal, get_args
 from vlmpipe.catalog import nccl
 from vlmpipe.catalog.machines import Catalog, Device, Gpu, Machine, load_catalog
 from vlmpipe.catalog.prices import Prices, load_prices
-from vlmpipe.catalog.this_machine import NAME as THIS_MACHINE
 from vlmpipe.catalog.this_machine import LocalMachine
 from vlmpipe.config.rules.warnings import shape_warnings
 from vlmpipe.config.run_config import RunConfig, warnings
-from vlmpipe.job_spec.build import Job, job_spec, job_violations, jobs_of, unknown_gpu_code
-from vlmpipe.job_spec.forms import WorkerPool
+from vlmpipe.job_spec.build import Job, job_spec, jobs_of
+from vlmpipe.job_spec.check import job_violations, unknown_gpu_code
 from vlmpipe.job_spec.violation import Violation
-from vlmpipe.job_spec.worker_pools import is_reducers
 from vlmpipe.planner.cost import estimate as cost
 from vlmpipe.planner.cost.bill import Bill, bill_of
 from vlmpipe.planner.cost.estimate import Cost
@@ -24,6 +22,7 @@ from vlmpipe.planner.jobs.gate_bounds import bound_doubts
 from vlmpipe.planner.jobs.hours import start_note
 from vlmpipe.planner.jobs.memory import JobMemory, memory_beside_training
 from vlmpipe.planner.jobs.nodes import Nodes, nodes_of, on_this_machine, too_few_gpus
+from vlmpipe.planner.jobs.pools import launchers_json, pool_json
 from vlmpipe.planner.jobs.replay import replay_notes
 from vlmpipe.planner.memory.estimate import estimate_memory
 from vlmpipe.planner.memory.rank import GIB, LITTLE_SPARE, NEAR, Memory
@@ -45,10 +44,9 @@ from vlmpipe.planner.workload import Workload, is_cached
 from vlmpipe.records.plan_json import PoolJson
 from vlmpipe.trainer.config.compiling import CompileChoice
 from vlmpipe.trainer.config.job import RunPaths
-from vlmpipe.trainer.config.model import PARTS
+from vlmpipe.trainer.config.weights.origin import PARTS
 from vlmpipe.trainer.errors import ExitCode, UserError
 
-ROLES = ("chief", "workers", "Reduction Server", "evaluators")
 LEAST_MFU = 0.05  # below it most of what is paid for waits: published runs reach 0.2 to 0.6
 MOST_LOST = 0.10  # of the time of training, to interruptions and checkpoints
 State = Literal["green", "amber", "red"]
@@ -213,12 +211,12 @@ def plan_run(config: RunConfig, *, here: LocalMachine | None = None, stage: Stag
     findings: list[Violation] = []
     notes = [str(problem) for problem in warnings(config)]
     if here:
-        jobs = {job: [_launchers(config, job)] for job in jobs_of(config)}
+        jobs = {job: [launchers_json(config, job)] for job in jobs_of(config)}
         config = on_this_machine(config, here)
     else:
         for job in jobs_of(config):
             pools = job_spec(config, job, paths.run_uri)["worker_pool_specs"]
-            jobs[job] = [_pool(number, pool) for number, pool in enumerate(pools)]
+            jobs[job] = [pool_json(number, pool) for number, pool in enumerate(pools)]
             findings += [
                 job_violation
                 for job_violation in job_violations(config, job, paths.run_uri)
@@ -371,39 +369,6 @@ def _unsupported(config: RunConfig, gpu: Device | None) -> tuple[str, ...]:
         f"train.float8 {config.train.float8} does not work on {gpu.label}, of compute capability "
         f"{gpu.compute_capability}: use one of {able}, or train.float8=none",
     )
-
-
-def _pool(number: int, pool: WorkerPool) -> PoolJson:
-    machine, disk, container = pool["machine_spec"], pool.get("disk_spec"), pool.get("container_spec")
-    args = container.get("args", []) if container else []
-    return {
-        "role": f"{number} {'parameter servers' if number == 2 and not is_reducers(pool) else ROLES[number]}",
-        "replica_count": pool["replica_count"],
-        "machine_type": machine["machine_type"],
-        "accelerator_type": machine.get("accelerator_type", ""),
-        "accelerator_count": machine.get("accelerator_count", 0),
-        "boot_disk_type": disk["boot_disk_type"] if disk else "",
-        "boot_disk_size_gb": disk["boot_disk_size_gb"] if disk else 0,
-        "image_uri": container["image_uri"] if container else pool["python_package_spec"]["executor_image_uri"],
-        "runs": args[args.index("--") + 1] if "--" in args else "",
-    }
-
-
-def _launchers(config: RunConfig, job: Job) -> PoolJson:
-    """A job's launchers on this machine, in the form of a worker pool."""
-    cluster = config.cluster.of_job(job)
-    return {
-        "role": "launchers",
-        "replica_count": cluster.replica_count,
-        "processes_per_replica": cluster.processes,
-        "machine_type": THIS_MACHINE,
-        "accelerator_type": "",
-        "accelerator_count": 0,
-        "boot_disk_type": "",
-        "boot_disk_size_gb": 0,
-        "image_uri": "",
-        "runs": "",
-    }
 
 
 def _without_pipelines(cost: dict[str, Any] | None) -> dict[str, object] | None:

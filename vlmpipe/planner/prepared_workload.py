@@ -49,10 +49,12 @@ def _prepared_here(
     config: RunConfig, model: Architecture, job: JobConfig, paths: RunPaths
 ) -> tuple[Workload, str] | None:
     from vlmpipe.planner.jobs.shared_prompts import questions_per_image
-    from vlmpipe.trainer.data.prepare.pipeline import DONE, STATS, fingerprint, mixture_note
+    from vlmpipe.trainer.data.prepare.chunks.merge import STATS
+    from vlmpipe.trainer.data.prepare.fingerprint import fingerprint
+    from vlmpipe.trainer.data.prepare.pipeline import mixture_note
     from vlmpipe.trainer.data.sampler import PackedBatchSampler
     from vlmpipe.trainer.data.shards.index import Index
-    from vlmpipe.trainer.data.shards.prepared_files import OtherFormatError
+    from vlmpipe.trainer.data.shards.prepared_files import DONE, OtherFormatError
 
     try:
         uri = join_uri(paths.prepared_root, fingerprint(job))

@@ -12,7 +12,8 @@ from vlmpipe.config.sections.cloud_run import load_cloud_run
 from vlmpipe.config.sections.deploy import DeployConfig
 from vlmpipe.config.vllm import load_vllm
 from vlmpipe.planner.model_architecture import Architecture, architecture
-from vlmpipe.trainer.config.model import PARTS, ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.weights.origin import PARTS, WeightsConfig
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.models.published import published_json
 from vlmpipe.trainer.sizing.model_shape import OF_LANGUAGE_MODEL

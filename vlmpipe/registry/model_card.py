@@ -14,7 +14,9 @@ from vlmpipe.trainer.config.benchmarks import TITLES
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.config.model import PUBLISHED_FAMILIES, LoraConfig, ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import PUBLISHED_FAMILIES, ModelConfig
+from vlmpipe.trainer.config.weights.lora import LoraConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.models.layers.freeze import described
 from vlmpipe.trainer.printable import one_line

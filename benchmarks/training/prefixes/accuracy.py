@@ -20,8 +20,8 @@ from benchmarks.support.workloads import CONFIGS, prepare_job
 from benchmarks.training.prefixes.scenes import write_scenes
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.trainer.checkpoint.sync import sync_run
-from vlmpipe.trainer.config.data import AUTO_QUESTIONS
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.config.sources.data_fields import AUTO_QUESTIONS
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.sampler import PackedBatchSampler
 from vlmpipe.trainer.data.shards.index import Index

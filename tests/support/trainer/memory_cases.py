@@ -10,7 +10,7 @@ from typing import Any
 from tests.support.trainer.tiny_native import model_section
 from tests.support.trainer.tiny_runs import TINY, merged, strategy_changes
 from vlmpipe.config.run_config import RunConfig, parse_run_config
-from vlmpipe.trainer.config.model import PARTS
+from vlmpipe.trainer.config.weights.origin import PARTS
 from vlmpipe.trainer.tracing.fake_inputs import SequenceShape
 
 ROWS = SequenceShape(rows=2, tokens=128, images=4, label_tokens=96)

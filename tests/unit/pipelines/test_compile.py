@@ -20,7 +20,7 @@ from tests.support.paths import ROOT
 from tests.support.pipelines.graphs import Spec, all_tasks, shape, steps
 from vlmpipe.config.overrides import apply_overrides, leaves
 from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config
-from vlmpipe.job_spec.build import check_jobs
+from vlmpipe.job_spec.check import check_jobs
 from vlmpipe.pipelines.compile import check_exit_tasks, check_file, compile_pipeline
 from vlmpipe.pipelines.training import build
 from vlmpipe.platforms.kubeflow.requirements import require_kubeflow

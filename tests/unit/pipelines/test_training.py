@@ -14,7 +14,8 @@ from tests.support.pipelines import golden_pipelines
 from tests.support.pipelines.graphs import Spec, all_tasks, shape, steps
 from tests.support.short_form import WHOLE
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.job_spec.build import check_job_spec, job_spec, jobs_of, worker_pools
+from vlmpipe.job_spec.build import job_spec, jobs_of, worker_pools
+from vlmpipe.job_spec.check import check_job_spec
 from vlmpipe.pipelines.compile import compile_pipeline
 from vlmpipe.pipelines.training import build
 from vlmpipe.platforms.pipeline_yaml import documents

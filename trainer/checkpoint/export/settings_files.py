@@ -20,7 +20,8 @@ from transformers.utils import (
     PROCESSOR_NAME,
 )
 
-from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.models.base import Family
 from vlmpipe.trainer.models.hf_native.pretrained import set_dtype
 from vlmpipe.trainer.models.published import published_json, stop_token_ids

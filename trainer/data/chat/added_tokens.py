@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from vlmpipe.trainer.config.model import IMAGE_TOKEN, ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import IMAGE_TOKEN, ModelConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.data.tokenize import PAD, TRAINED_PREFIX, control_tokens, pretrained_tokenizer
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.models.image_tokens import image_form_of

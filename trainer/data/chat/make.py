@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from vlmpipe.trainer.config.data import NATIVE, OWN_FORMAT, DataConfig
-from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.chat.proof import require_answers
 from vlmpipe.trainer.data.sample import Turn

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vlmpipe.trainer.config.data import BY_IMAGE, BY_RECORD
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.config.sources.data_fields import BY_IMAGE, BY_RECORD
 from vlmpipe.trainer.data.accounting.keys import Record
 from vlmpipe.trainer.data.conversations.loss_flags import LOSS_FLAGS, is_learned
 from vlmpipe.trainer.data.conversations.message_parts import (

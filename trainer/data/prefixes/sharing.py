@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from vlmpipe.trainer.config.data import AUTO_QUESTIONS
 from vlmpipe.trainer.config.job import JobConfig, JobSections
+from vlmpipe.trainer.config.sources.data_fields import AUTO_QUESTIONS
 
 # What computing samples separately costs, for where no prepared data tells: of
 # benchmarks/results/2026-11-29-cpu-shared-prefix.md and 2026-11-30-cpu-shared-pairs.md.

@@ -10,9 +10,10 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.chat.encode import IGNORED, Chat, Encoded
 from vlmpipe.trainer.data.chat.make import make_chat
 from vlmpipe.trainer.data.exclusions.exclusion_file import read_exclusions
-from vlmpipe.trainer.data.prepare.deduplicate import NEW
-from vlmpipe.trainer.data.prepare.pipeline import find_prepared
-from vlmpipe.trainer.data.prepare.validate_sample import Accepted, SampleValidator, final_entry
+from vlmpipe.trainer.data.prepare.fingerprint import find_prepared
+from vlmpipe.trainer.data.prepare.validation.deduplicate import NEW
+from vlmpipe.trainer.data.prepare.validation.final_ids import final_entry
+from vlmpipe.trainer.data.prepare.validation.validate_sample import Accepted, SampleValidator
 from vlmpipe.trainer.data.rejects import Reject
 from vlmpipe.trainer.data.replay.place import with_located_data
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared

@@ -11,9 +11,10 @@ from typing import Literal
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.accounting.coverage import Coverage
 from vlmpipe.trainer.data.exclusions.exclusion_file import read_exclusions
-from vlmpipe.trainer.data.prepare.checks import check_clip, check_image, check_turns
-from vlmpipe.trainer.data.prepare.deduplicate import NEW
-from vlmpipe.trainer.data.prepare.validate_sample import Accepted, Entry, final_entry
+from vlmpipe.trainer.data.prepare.validation.checks import check_clip, check_image, check_turns
+from vlmpipe.trainer.data.prepare.validation.deduplicate import NEW
+from vlmpipe.trainer.data.prepare.validation.final_ids import Entry, final_entry
+from vlmpipe.trainer.data.prepare.validation.validate_sample import Accepted
 from vlmpipe.trainer.data.rejects import Reject, RejectedError
 from vlmpipe.trainer.data.sample import Sample, stable_shuffle
 from vlmpipe.trainer.data.sources.base import Source

@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from vlmpipe.trainer.data.prepare.checks import DECODE_ERRORS, FORMATS, CheckedImage
+from vlmpipe.trainer.data.prepare.validation.checks import DECODE_ERRORS, FORMATS, CheckedImage
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import Split, Turn, png_bytes
 from vlmpipe.trainer.data.sqlite_table import short_digest

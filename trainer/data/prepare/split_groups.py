@@ -8,7 +8,8 @@ from itertools import groupby
 
 import numpy as np
 
-from vlmpipe.trainer.config.data import BY_IMAGE, BY_RECORD, DataConfig
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.sources.data_fields import BY_IMAGE, BY_RECORD
 from vlmpipe.trainer.data.prepare.digest_files import DigestFiles, digests_of
 from vlmpipe.trainer.data.sample import Sample, Split, split_of
 from vlmpipe.trainer.data.sqlite_table import disk_table, short_digest

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.near_duplicates.table import like_train, validation_images
 from vlmpipe.trainer.data.packing import plan_packing
-from vlmpipe.trainer.data.prepare.deduplicate import AnswerCounts, ContentCounts
 from vlmpipe.trainer.data.prepare.digest_files import DIGEST_BYTES
+from vlmpipe.trainer.data.prepare.validation.deduplicate import AnswerCounts, ContentCounts
 from vlmpipe.trainer.data.sample import SPLITS
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.data.shards.index_file import CONTENT_BYTES, NAME, SHA256_BYTES, byte_rows, read_columns

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmpipe.trainer.config.data import BY_RECORD, DataConfig
+from vlmpipe.trainer.config.data import DataConfig
+from vlmpipe.trainer.config.sources.data_fields import BY_RECORD
 from vlmpipe.trainer.data.packing import Int64Array, shuffled_by_shards
 from vlmpipe.trainer.data.prefixes.groups import PrefixGroups
 from vlmpipe.trainer.data.shards.index import SplitIndex

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from vlmpipe.trainer.checkpoint.export.model_folder import write_start
 from vlmpipe.trainer.checkpoint.staging import export_folder
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.distributed.agreement import gather, meet, together
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.models.published import model_file

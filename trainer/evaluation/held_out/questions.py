@@ -11,7 +11,7 @@ import torch
 
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
-from vlmpipe.trainer.data.prepare.deduplicate import counted_question
+from vlmpipe.trainer.data.prepare.validation.deduplicate import counted_question
 from vlmpipe.trainer.data.sample import DEFAULT_SLICE, Turn
 from vlmpipe.trainer.data.shards.index import SplitIndex
 from vlmpipe.trainer.data.shards.tar import ShardReader

@@ -17,7 +17,7 @@ import numpy as np
 import torch.distributed as dist
 
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.data.loader import Float32Array, PackedLoader
 from vlmpipe.trainer.data.sample import SPLITS, Split
 from vlmpipe.trainer.data.sampler import PackedBatchSampler

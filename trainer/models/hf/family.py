@@ -30,7 +30,8 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.initialization import no_init_weights
 from transformers.utils import VIDEO_PROCESSOR_NAME
 
-from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.models.base import ShardingUnits
 from vlmpipe.trainer.models.grid_images import grids_of
 from vlmpipe.trainer.models.hf.encoder import (

@@ -23,7 +23,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 from transformers.initialization import no_init_weights
 
-from vlmpipe.trainer.config.model import PARTS, ModelConfig, ModelPart
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.weights.origin import PARTS, ModelPart
 from vlmpipe.trainer.models.hf.model import PROJECTED, HfVLM
 from vlmpipe.trainer.models.hf.processor import kind_of, published_images
 from vlmpipe.trainer.models.hf_native.pretrained import part_config

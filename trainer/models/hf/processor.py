@@ -34,7 +34,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.utils import PROCESSOR_NAME
 
-from vlmpipe.trainer.config.model import IMAGE_TOKEN, WeightsConfig
+from vlmpipe.trainer.config.model import IMAGE_TOKEN
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError, UserError
 from vlmpipe.trainer.models.hf.tiles import cuts_tiles, drawn_processor, fit_tiles, tile_counter
 from vlmpipe.trainer.models.hf_native.pretrained import load_pretrained, part_config

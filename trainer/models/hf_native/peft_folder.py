@@ -16,7 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from vlmpipe.trainer.config.model import LoraConfig, ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.weights.lora import LoraConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError, os_errors
 from vlmpipe.trainer.models.layers.adapter_targets import Targets
 from vlmpipe.trainer.models.layers.freeze import is_adapter, plain_name, tied_names

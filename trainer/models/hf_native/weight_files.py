@@ -22,7 +22,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.models.published import model_file
 from vlmpipe.trainer.models.safetensors_header import Place, places_in, read_header

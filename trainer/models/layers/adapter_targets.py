@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from vlmpipe.trainer.config.model import LoraConfig
+from vlmpipe.trainer.config.weights.lora import LoraConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.layers.experts import is_experts, weights_in
 from vlmpipe.trainer.models.layers.freeze import is_adapter, part_of, plain_name, tower_layers_of

@@ -13,7 +13,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from vlmpipe.trainer.config.model import ModelConfig, ModelPart
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.weights.origin import ModelPart
 from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:  # the planner imports this module without torch

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from vlmpipe.trainer.config.model import LoraConfig, ModelConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.weights.lora import LoraConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.layers.adapter_targets import Targets, targets_of
 from vlmpipe.trainer.models.layers.experts import compute_weights, factors

@@ -12,7 +12,7 @@ from transformers import AutoModel, AutoModelForCausalLM, LlavaConfig, LlavaForC
 from transformers.initialization import no_init_weights
 from transformers.models.llava.modeling_llava import LlavaMultiModalProjector
 
-from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.models.base import Weights
 from vlmpipe.trainer.models.hf_native.weights import HEAD, PretrainedModel, StoredWeights
 

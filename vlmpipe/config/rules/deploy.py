@@ -13,7 +13,8 @@ from vlmpipe.config.rules.cloud_run import cloud_run_problems
 from vlmpipe.config.sections.deploy import PILLOW
 from vlmpipe.config.validation_errors import Problem
 from vlmpipe.config.vllm import load_vllm
-from vlmpipe.trainer.config.model import PARTS, ModelConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.weights.origin import PARTS
 from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:

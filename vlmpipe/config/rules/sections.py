@@ -16,9 +16,10 @@ from vlmpipe.config.rules.shared_prefix import shared_prefix_problems
 from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S, duration_s
 from vlmpipe.config.validation_errors import Problem
 from vlmpipe.trainer.config.data import NATIVE
-from vlmpipe.trainer.config.model import GRID_FAMILIES, MAX_ASPECT, PARTS
+from vlmpipe.trainer.config.model import GRID_FAMILIES, MAX_ASPECT
 from vlmpipe.trainer.config.strategies import DECOMPOSING, QUANTIZING
 from vlmpipe.trainer.config.train import best_problem
+from vlmpipe.trainer.config.weights.origin import PARTS
 from vlmpipe.trainer.models.video_file import MOST_FRAMES
 from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH
 from vlmpipe.trainer.storage.base import in_bucket

@@ -15,7 +15,7 @@ from vlmpipe.records.compiled import CompiledSettings
 from vlmpipe.records.stage_folders import path_in, stage_run_id
 from vlmpipe.trainer.config.base import Section
 from vlmpipe.trainer.config.job import require_run_id, run_uri_of
-from vlmpipe.trainer.config.model import ModelPart
+from vlmpipe.trainer.config.weights.origin import ModelPart
 from vlmpipe.trainer.errors import UserError
 
 LONGEST_NAME = 63  # of a run file; a stage's jobs have its name behind the run file's

@@ -16,7 +16,8 @@ from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.catalog.prices import Prices
 from vlmpipe.config.overrides import apply_overrides
 from vlmpipe.config.run_config import RunConfig, parse_run_config
-from vlmpipe.job_spec.build import job_violations, jobs_of
+from vlmpipe.job_spec.build import jobs_of
+from vlmpipe.job_spec.check import job_violations
 from vlmpipe.planner.cost import estimate as cost
 from vlmpipe.planner.cost.estimate import TermCost
 from vlmpipe.planner.jobs.memory import memory_beside_training

@@ -10,7 +10,7 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.steps.estimate import step_disks
 from vlmpipe.planner.steps.needs import all_samples
-from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.nesting import object_at
 from vlmpipe.trainer.sizing.model_shape import PARTS, ModelShape, Stack

@@ -45,7 +45,8 @@ from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.checkpoint.verified_files import CheckpointFiles, fetch_folder
 from vlmpipe.trainer.config.checkpoint import CheckpointConfig
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.data.tokenize import load_tokenizer, make_tokenizer
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.registry import family_of

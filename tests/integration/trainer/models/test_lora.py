@@ -22,8 +22,8 @@ from tests.support.trainer.tiny_runs import strategy_changes
 from vlmpipe.trainer.checkpoint.export.hf_export import export_checkpoint
 from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.config.model import PARTS
 from vlmpipe.trainer.config.strategies import DECOMPOSING
+from vlmpipe.trainer.config.weights.origin import PARTS
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.tokenize import load_tokenizer
 from vlmpipe.trainer.errors import ConfigError

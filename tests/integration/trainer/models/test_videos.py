@@ -27,7 +27,8 @@ from vlmpipe.trainer.config.model import GRID_FAMILIES
 from vlmpipe.trainer.data.chat.make import make_chat
 from vlmpipe.trainer.data.export.export import export_data
 from vlmpipe.trainer.data.prepare.inspect import pieces_of
-from vlmpipe.trainer.data.prepare.validate_sample import Accepted, SampleValidator, final_entry
+from vlmpipe.trainer.data.prepare.validation.final_ids import final_entry
+from vlmpipe.trainer.data.prepare.validation.validate_sample import Accepted, SampleValidator
 from vlmpipe.trainer.data.rejects import Reject, RejectCode
 from vlmpipe.trainer.data.sources import open_source
 from vlmpipe.trainer.dataloading.batches import PackedBatch, collate, online_images

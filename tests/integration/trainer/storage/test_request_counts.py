@@ -9,9 +9,10 @@ import pytest
 from botocore.stub import Stubber
 
 from tests.fakes.gcs.server import FakeGcs, Fault
-from vlmpipe.trainer.storage import open_storage, s3
+from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import AlreadyExistsError, Storage
 from vlmpipe.trainer.storage.bucket import REQUESTS
+from vlmpipe.trainer.storage.s3_api import client as s3_client
 
 LARGE = bytes(3 << 20)
 
@@ -90,7 +91,7 @@ def test_requests_to_s3_are_counted_alike(
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "counted")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    client = s3._client_for("http://127.0.0.1:9", "counted", 1, 1.0)
+    client = s3_client._client_for("http://127.0.0.1:9", "counted", 1, 1.0)
     given = {"Bucket": "bucket", "Key": "key"} if call != "list_objects_v2" else {"Bucket": "bucket"}
     before = REQUESTS.class_a, REQUESTS.class_b
     with Stubber(client) as stub:

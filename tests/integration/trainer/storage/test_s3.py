@@ -20,6 +20,7 @@ from vlmpipe.trainer.storage.file_sums import crc32c_in
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.regular_files import FileTooLargeError
 from vlmpipe.trainer.storage.s3 import S3Storage, require_conditional_writes
+from vlmpipe.trainer.storage.s3_api.client import ATTEMPTS
 
 PART = 5 << 20  # the least that S3 takes of a part which is not the last
 TRANSIENT = [Fault("status", code=503, times=2), Fault("drop_before"), Fault("drop_after")]
@@ -142,7 +143,7 @@ def test_another_conditional_write_under_way_is_waited_for(
     store.create("COMMIT", b"mine")
     assert store.read("COMMIT") == b"mine" and proxy.faults[0].times == 0
     monkeypatch.setattr(s3_module, "FIRST_WAIT_S", 0.0)
-    proxy.faults.append(Fault("status", code=409, times=s3_module.ATTEMPTS, method="PUT"))
+    proxy.faults.append(Fault("status", code=409, times=ATTEMPTS, method="PUT"))
     with pytest.raises(UserError, match="another conditional write") as caught:
         store.create("other", b"mine")
     assert caught.value.code == ExitCode.UNAVAILABLE and store.stat("other") is None

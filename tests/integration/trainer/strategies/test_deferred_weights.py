@@ -14,7 +14,7 @@ from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_tra
 from tests.support.trainer.runs import make_run, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
 from vlmpipe.trainer.config.job import JobConfig, defers_weights
-from vlmpipe.trainer.config.model import LoraConfig
+from vlmpipe.trainer.config.weights.lora import LoraConfig
 from vlmpipe.trainer.data.tokenize import load_tokenizer
 from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights
 from vlmpipe.trainer.models.registry import family_of

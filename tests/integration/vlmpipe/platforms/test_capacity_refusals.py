@@ -11,7 +11,7 @@ from tests.support.pipelines.graphs import all_tasks, shape, steps
 from tests.support.vertex.capacity_fallback import RESERVED, SPOT_FILE, config
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.config.validation_errors import RunFileError
-from vlmpipe.job_spec.build import check_jobs
+from vlmpipe.job_spec.check import check_jobs
 from vlmpipe.pipelines.compile import compile_pipeline
 from vlmpipe.planner.sweep import plan_config
 from vlmpipe.trainer.errors import ConfigError

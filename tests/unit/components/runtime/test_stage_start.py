@@ -14,7 +14,7 @@ from vlmpipe.components.runtime.stage_start import continued
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.records.stage_folders import stage_run_id
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
-from vlmpipe.trainer.data.prepare.pipeline import fingerprint
+from vlmpipe.trainer.data.prepare.fingerprint import fingerprint
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import join_uri

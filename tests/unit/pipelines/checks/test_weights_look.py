@@ -16,7 +16,7 @@ from vlmpipe.pipelines import submit_job
 from vlmpipe.pipelines.checks.weights_look import look_at_weights
 from vlmpipe.planner import plan
 from vlmpipe.planner.plan import Plan
-from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage import gcs, s3
 from vlmpipe.trainer.storage.hub.client import without_hub

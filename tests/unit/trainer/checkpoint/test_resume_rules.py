@@ -34,10 +34,10 @@ from vlmpipe.trainer.checkpoint.resume_rules import (
     settings_of,
 )
 from vlmpipe.trainer.config.arr_coc.relevance import EARLIER_REWARD, REWARD, RelevanceConfig
-from vlmpipe.trainer.config.data import DataPhase
 from vlmpipe.trainer.config.job import JobConfig
+from vlmpipe.trainer.config.sources.data_fields import DataPhase
 from vlmpipe.trainer.config.sources.data_source import DataSource
-from vlmpipe.trainer.data.prepare.pipeline import fingerprint
+from vlmpipe.trainer.data.prepare.fingerprint import fingerprint
 from vlmpipe.trainer.errors import ConfigError
 
 FIELDS = {path: field for name, section in SECTIONS.items() for path, field, _ in leaves(section, name)}

@@ -127,8 +127,8 @@ IN_TARS: dict[RejectCode, Callable[[tarfile.TarFile], None]] = {
     RejectCode.TAR_INCOMPLETE: lambda tar: add_member(tar, "bad.png", png()),
 }
 
-# Tokenizers of bytes, as trained ones are, know every character (prepare/test_validate_sample.py); exclusions have a
-# file of their own (exclusions/test_exclusion_file.py).
+# Tokenizers of bytes, as trained ones are, know each character (prepare/validation/test_validate_sample.py); exclusions
+# have a file of their own (exclusions/test_exclusion_file.py).
 ELSEWHERE = frozenset({RejectCode.TEXT_NO_TOKENS, RejectCode.SAMPLE_EXCLUDED})
 
 GOOD = 20

@@ -12,8 +12,8 @@ import torch
 from tests.support.trainer.runs import make_run
 from vlmpipe.cli import app as cli
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.data.prepare.pipeline import DONE
 from vlmpipe.trainer.data.shards.index import Index
+from vlmpipe.trainer.data.shards.prepared_files import DONE
 from vlmpipe.trainer.feature_cache.explain import explain
 from vlmpipe.trainer.feature_cache.store import DESCRIPTION, features_key, write_description, write_shard
 from vlmpipe.trainer.storage import open_storage

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vlmpipe.trainer.data.prepare.checks import KEPT_EXTENSION
+from vlmpipe.trainer.data.prepare.validation.checks import KEPT_EXTENSION
 from vlmpipe.trainer.models import pixels
 from vlmpipe.trainer.models.pixels import ValueMemory, decoded
 from vlmpipe.trainer.sizing.image_preparation import FREE_BLOCKS

@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.support.data.prepared import encode, picture
 from vlmpipe.trainer.config.data import DataConfig
-from vlmpipe.trainer.data.prepare.checks import check_clip, check_image
+from vlmpipe.trainer.data.prepare.validation.checks import check_clip, check_image
 from vlmpipe.trainer.data.sample import Clip
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.models.video_file import VideoFile, frames_of, joined

@@ -20,7 +20,8 @@ from vlmpipe.config.yaml_loader import parse_yaml
 from vlmpipe.importing.findings import Outcome, leaves
 from vlmpipe.importing.importer import Imported, import_job_spec, import_run_file
 from vlmpipe.importing.sources import Kind, Source, command_source, source_of
-from vlmpipe.job_spec.build import job_violations, jobs_of
+from vlmpipe.job_spec.build import jobs_of
+from vlmpipe.job_spec.check import job_violations
 from vlmpipe.job_spec.file import spec_of
 from vlmpipe.pipelines.checks.finding import exit_code
 from vlmpipe.trainer.config.deepspeed_keys import problems_of_new_runs

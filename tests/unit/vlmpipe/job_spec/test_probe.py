@@ -8,7 +8,8 @@ import pytest
 
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.job_spec.build import check_job_spec, job_spec
+from vlmpipe.job_spec.build import job_spec
+from vlmpipe.job_spec.check import check_job_spec
 from vlmpipe.job_spec.probe import probe_spec, probed_machines
 from vlmpipe.planner.spending.probe import plan_line, probe_plan, probe_spending
 from vlmpipe.trainer.preflight.bought import VARIABLE, BoughtMachine

@@ -31,7 +31,8 @@ from tests.support.pipelines.job_specs import (
 )
 from vlmpipe.catalog.machines import Machine, load_catalog
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.job_spec.build import check_jobs, job_violations, jobs_of
+from vlmpipe.job_spec.build import jobs_of
+from vlmpipe.job_spec.check import check_jobs, job_violations
 from vlmpipe.job_spec.rules import RULES, Violation, check_spec
 from vlmpipe.job_spec.rules.images import OLDEST_PYTHON
 from vlmpipe.job_spec.schema import FIELDS_FILE, load_fields

@@ -26,7 +26,8 @@ from vlmpipe.planner.parallel_layout import layout_of
 from vlmpipe.planner.plan import plan_run
 from vlmpipe.planner.search.memory import planned_stages
 from vlmpipe.planner.workload import Workload
-from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models import registry as table
 from vlmpipe.trainer.sizing.model_shape import ModelShape

@@ -16,7 +16,8 @@ from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.plan import plan_run
 from vlmpipe.planner.prepared_workload import planned_workload
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
-from vlmpipe.trainer.data.prepare.pipeline import find_prepared, prepare
+from vlmpipe.trainer.data.prepare.fingerprint import find_prepared
+from vlmpipe.trainer.data.prepare.pipeline import prepare
 from vlmpipe.trainer.data.shards.prepared_files import DONE, Manifest, OtherFormatError
 from vlmpipe.trainer.errors import ConfigError, DataError
 from vlmpipe.trainer.progress import Progress

@@ -17,7 +17,8 @@ from vlmpipe.pipelines.check import check_run
 from vlmpipe.planner.model_architecture import Architecture
 from vlmpipe.planner.plan import plan_run
 from vlmpipe.planner.serving import doubts, served_model, unservable
-from vlmpipe.trainer.config.model import PARTS, ModelConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.weights.origin import PARTS
 from vlmpipe.trainer.errors import ExitCode
 from vlmpipe.trainer.sizing.model_shape import Part
 

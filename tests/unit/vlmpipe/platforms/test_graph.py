@@ -17,7 +17,7 @@ from vlmpipe.components.decide import decide
 from vlmpipe.components.runtime.parameters import compiled_settings
 from vlmpipe.components.runtime.resolve import resolve
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.job_spec.build import check_job_spec
+from vlmpipe.job_spec.check import check_job_spec
 from vlmpipe.pipelines.compile import compile_pipeline
 from vlmpipe.platforms.graph import component_of
 from vlmpipe.platforms.pipeline_yaml import documents

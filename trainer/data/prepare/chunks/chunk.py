@@ -24,10 +24,11 @@ from vlmpipe.trainer.data.near_duplicates.table import SignatureWriter
 from vlmpipe.trainer.data.prepare.chunks.plan import PARTS, RECORDS_AHEAD, Chunk
 from vlmpipe.trainer.data.prepare.chunks.store import ChunkStore
 from vlmpipe.trainer.data.prepare.chunks.witness import SourceChangedError, Witness
-from vlmpipe.trainer.data.prepare.deduplicate import AnswerCounts
 from vlmpipe.trainer.data.prepare.previews import ContactSheet, write_reject_pictures
 from vlmpipe.trainer.data.prepare.scratch import scratch
-from vlmpipe.trainer.data.prepare.validate_sample import Accepted, Entry, SampleValidator, image_bytes, is_short
+from vlmpipe.trainer.data.prepare.validation.deduplicate import AnswerCounts
+from vlmpipe.trainer.data.prepare.validation.final_ids import Entry
+from vlmpipe.trainer.data.prepare.validation.validate_sample import Accepted, SampleValidator, image_bytes, is_short
 from vlmpipe.trainer.data.rejects import REJECTS, Ledger, Reject, RejectCode
 from vlmpipe.trainer.data.sample import SPLITS, Sample, sample_digest
 from vlmpipe.trainer.data.shards.index_lines import PAIR_COLUMNS, PREFIX_COLUMNS, VIDEO_COLUMNS, IndexLines

@@ -21,9 +21,9 @@ from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.malloc_trim import trim_memory
 from vlmpipe.trainer.data.near_duplicates import table as signatures
 from vlmpipe.trainer.data.prepare.chunks.chunk import ANSWERS, ANSWERS_SCHEMA, SUMMARY, write_json
-from vlmpipe.trainer.data.prepare.deduplicate import AnswerRow
 from vlmpipe.trainer.data.prepare.previews import ContactSheet, write_reject_pictures
 from vlmpipe.trainer.data.prepare.statistics import Counts, describe, near_duplicates
+from vlmpipe.trainer.data.prepare.validation.deduplicate import AnswerRow
 from vlmpipe.trainer.data.rejects import IN_THE_RUN, REJECTS, Ledger, Reject, RejectCode
 from vlmpipe.trainer.data.rejects import SUMMARY as REJECTS_SUMMARY
 from vlmpipe.trainer.data.sample import SPLITS, ImageRef, Split

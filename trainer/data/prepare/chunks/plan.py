@@ -21,9 +21,10 @@ import pyarrow.parquet as pq
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.exclusions.exclusion_file import Exclusions
 from vlmpipe.trainer.data.prepare.chunks.witness import content_now, digest_of
-from vlmpipe.trainer.data.prepare.deduplicate import NEW, Met
 from vlmpipe.trainer.data.prepare.split_groups import SampleGroups, group_of
-from vlmpipe.trainer.data.prepare.validate_sample import Entry, final_entry, image_bytes, is_short, with_met_ids
+from vlmpipe.trainer.data.prepare.validation.deduplicate import NEW, Met
+from vlmpipe.trainer.data.prepare.validation.final_ids import Entry, final_entry, with_met_ids
+from vlmpipe.trainer.data.prepare.validation.validate_sample import image_bytes, is_short
 from vlmpipe.trainer.data.rejects import Reject, RejectCode
 from vlmpipe.trainer.data.sample import Sample, Split, stable_digest
 from vlmpipe.trainer.data.sqlite_table import disk_table

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from vlmpipe.trainer.data.prepare.validate_sample import Accepted, Entry, SampleValidator
+from vlmpipe.trainer.data.prepare.validation.final_ids import Entry
+from vlmpipe.trainer.data.prepare.validation.validate_sample import Accepted, SampleValidator
 from vlmpipe.trainer.data.rejects import Reject, RejectedError
 from vlmpipe.trainer.data.sample import ImageRef, content_of, stable_digest
 from vlmpipe.trainer.errors import DataError

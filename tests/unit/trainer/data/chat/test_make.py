@@ -12,7 +12,8 @@ from huggingface_hub.errors import EntryNotFoundError
 from tests.support.trainer.chat_templates import END, IMAGE, PLAIN, TEMPLATES, with_template
 from tests.support.trainer.tiny_native import model_section
 from vlmpipe.trainer.config.data import DataConfig
-from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.chat.make import format_identity, make_chat, native_template
 from vlmpipe.trainer.data.sample import Turn

@@ -13,7 +13,7 @@ from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.accounting.coverage import Coverages
 from vlmpipe.trainer.data.accounting.keys import Record
 from vlmpipe.trainer.data.conversations.layouts import as_llava
-from vlmpipe.trainer.data.prepare.checks import check_image, check_turns
+from vlmpipe.trainer.data.prepare.validation.checks import check_image, check_turns
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, RejectedError
 from vlmpipe.trainer.data.sample import Sample
 from vlmpipe.trainer.data.sources import open_source

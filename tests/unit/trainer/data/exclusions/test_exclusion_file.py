@@ -20,7 +20,7 @@ from tests.support.data.prepared import (
 )
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.exclusions.exclusion_file import Exclusions, exclusion_lines, read_exclusions
-from vlmpipe.trainer.data.prepare.pipeline import fingerprint
+from vlmpipe.trainer.data.prepare.fingerprint import fingerprint
 from vlmpipe.trainer.data.rejects import RejectCode
 from vlmpipe.trainer.errors import ConfigError, DataError
 

@@ -11,7 +11,7 @@ from PIL import Image, JpegImagePlugin
 from tests.support.data.prepared import encode
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.images.reencode import SIDEWAYS
-from vlmpipe.trainer.data.prepare.checks import CheckedImage, check_image
+from vlmpipe.trainer.data.prepare.validation.checks import CheckedImage, check_image
 from vlmpipe.trainer.data.rejects import Repair
 
 CONFIG = DataConfig(source="unused.jsonl", sequence_length=100)

@@ -19,7 +19,7 @@ from tests.support.data.prepared import encode, picture
 from tests.support.fuzz import fuzzed
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.images.strip_exif import damaged_chunk, without_metadata
-from vlmpipe.trainer.data.prepare.checks import CheckedImage, check_image
+from vlmpipe.trainer.data.prepare.validation.checks import CheckedImage, check_image
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 from vlmpipe.trainer.models.video_file import joined
 

@@ -10,8 +10,8 @@ import pytest
 from tests.support.data.prepared import run_prepare
 from tests.support.pipelines.run_files import small
 from tests.support.trainer.tiny_runs import TINY
-from vlmpipe.trainer.config.data import AUTO_QUESTIONS
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.config.sources.data_fields import AUTO_QUESTIONS
 from vlmpipe.trainer.data.prefixes.sharing import resolved_sharing, stores_prefixes
 from vlmpipe.trainer.data.sampler import PackedBatchSampler
 from vlmpipe.trainer.data.shards.index import Index

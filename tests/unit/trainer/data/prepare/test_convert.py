@@ -25,7 +25,7 @@ from vlmpipe.runs.file_check import check_files
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare import convert as module
 from vlmpipe.trainer.data.prepare.convert import convert
-from vlmpipe.trainer.data.prepare.pipeline import find_prepared, fingerprint
+from vlmpipe.trainer.data.prepare.fingerprint import find_prepared, fingerprint
 from vlmpipe.trainer.data.sampler import PackedBatchSampler
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.data.shards.index_file import NAME

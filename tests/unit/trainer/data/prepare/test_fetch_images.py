@@ -17,8 +17,9 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.fetching.download import DownloadError
 from vlmpipe.trainer.data.fetching.folder import FOLDER, with_fetched_folder
 from vlmpipe.trainer.data.prepare.fetch_images import Fetched, fetch_images
+from vlmpipe.trainer.data.prepare.fingerprint import find_prepared
 from vlmpipe.trainer.data.prepare.look import look_at
-from vlmpipe.trainer.data.prepare.pipeline import find_prepared, plan_chunks, prepare_share
+from vlmpipe.trainer.data.prepare.pipeline import plan_chunks, prepare_share
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.sources import open_source
 from vlmpipe.trainer.errors import DataError, ExitCode, UserError

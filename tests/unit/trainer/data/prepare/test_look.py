@@ -14,7 +14,8 @@ from tests.support.data.prepared import png
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.prepare import look
 from vlmpipe.trainer.data.prepare.look import MAX_CHECKED, MAX_PARTS, Look, look_at
-from vlmpipe.trainer.data.prepare.validate_sample import Accepted, Entry
+from vlmpipe.trainer.data.prepare.validation.final_ids import Entry
+from vlmpipe.trainer.data.prepare.validation.validate_sample import Accepted
 from vlmpipe.trainer.data.rejects import Reject, RejectCode
 from vlmpipe.trainer.data.sample import ImageRef, Sample, Turn
 from vlmpipe.trainer.data.sources.base import Part, Records, Source

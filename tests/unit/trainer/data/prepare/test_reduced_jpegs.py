@@ -13,7 +13,7 @@ from PIL import Image
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.near_duplicates.search import as_signatures
 from vlmpipe.trainer.data.near_duplicates.signature import MAX_HASH_DISTANCE, MIN_COPY_SIDE, hash_distance
-from vlmpipe.trainer.data.prepare.checks import check_image
+from vlmpipe.trainer.data.prepare.validation.checks import check_image
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError
 
 CONFIG = DataConfig(source="builtin:digits", sequence_length=100)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vlmpipe.trainer.config.data import DataConfig
-from vlmpipe.trainer.data.prepare.checks import check_image
+from vlmpipe.trainer.data.prepare.validation.checks import check_image
 from vlmpipe.trainer.data.rejects import RejectedError
 from vlmpipe.trainer.data.sources import FILE_SUFFIXES, open_source
 from vlmpipe.trainer.errors import DataError

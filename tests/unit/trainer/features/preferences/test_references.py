@@ -9,7 +9,7 @@ import torch
 
 from tests.support.trainer.runs import make_run
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.features.preferences.references import POINTER, uri_of
 from vlmpipe.trainer.features.preferences.scores import preference_scores

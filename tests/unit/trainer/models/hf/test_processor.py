@@ -16,7 +16,8 @@ from tests.support.hf.kinds import INSTALLED, TEXT, VISION
 from tests.support.hf.publish import model_section, publish, tokenizer_of
 from tests.support.short_form import chosen
 from tests.support.trainer.native_models import picture
-from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models import image_threads
 from vlmpipe.trainer.models.hf import processor

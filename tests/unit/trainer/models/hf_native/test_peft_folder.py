@@ -17,7 +17,8 @@ from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast
 from tests.support.trainer.flop_cases import model_config
 from vlmpipe.trainer.checkpoint.export.hf_export import Merged
 from vlmpipe.trainer.checkpoint.export.settings_files import save_settings
-from vlmpipe.trainer.config.model import GRID_FAMILIES, PARTS, ModelConfig
+from vlmpipe.trainer.config.model import GRID_FAMILIES, ModelConfig
+from vlmpipe.trainer.config.weights.origin import PARTS
 from vlmpipe.trainer.data.chat.added_tokens import trained_tokens
 from vlmpipe.trainer.data.tokenize import make_tokenizer
 from vlmpipe.trainer.errors import ConfigError

@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoImageProcessor, AutoModel, CLIPVisionCo
 
 from tests.support.hf.publish import model_section, publish, tokenizer_of
 from tests.support.paths import ROOT
-from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.data.tokenize import make_tokenizer
 from vlmpipe.trainer.errors import ConfigError, DataError, UserError
 from vlmpipe.trainer.models.hf_native.pretrained import load_complete, load_pretrained, part_config

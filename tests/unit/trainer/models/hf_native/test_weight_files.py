@@ -15,7 +15,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.hub import COMMIT, FakeHub, Repository, running_hub
-from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.errors import DataError, ExitCode, UserError
 from vlmpipe.trainer.models.hf_native import weight_files as files_of
 from vlmpipe.trainer.models.hf_native.weight_files import READ, RangedFile, Source, read_in_passing, weight_files

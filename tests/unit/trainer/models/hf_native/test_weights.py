@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from tests.support.drivers.weigh_start import CountingFile
 from tests.support.trainer.measure_memory import Scales
-from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.models.hf_native import weight_files
 from vlmpipe.trainer.models.hf_native.weights import HEAD, PretrainedModel, StoredWeights
 

@@ -9,7 +9,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForImageTextToText
 
 from tests.support.short_form import chosen
-from vlmpipe.trainer.config.model import LoraConfig
+from vlmpipe.trainer.config.weights.lora import LoraConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.layers import adapter_targets
 from vlmpipe.trainer.models.layers.adapter_targets import left_out, targets_of

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vlmpipe.trainer.config.model import LoraConfig
+from vlmpipe.trainer.config.weights.lora import LoraConfig
 from vlmpipe.trainer.models.layers import experts as module
 from vlmpipe.trainer.models.layers.adapter_targets import Targets
 from vlmpipe.trainer.models.layers.experts import compute_weights

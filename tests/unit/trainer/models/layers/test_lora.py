@@ -16,8 +16,9 @@ from tests.support.hf.publish import tokenizer_of as published_tokenizer
 from tests.support.short_form import chosen
 from tests.support.trainer.flop_cases import CASES, LLAMA, QWEN2, model_config
 from vlmpipe.config.rules.warnings import layers_without_adapters
-from vlmpipe.trainer.config.model import LoraConfig, ModelConfig
+from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.config.optimizer import OptimizerConfig
+from vlmpipe.trainer.config.weights.lora import LoraConfig
 from vlmpipe.trainer.data.tokenize import make_tokenizer
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.image_tokens import image_form_of

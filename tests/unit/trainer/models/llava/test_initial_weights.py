@@ -9,7 +9,8 @@ import pytest
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.support.trainer.tiny_runs import TINY
-from vlmpipe.trainer.config.model import ModelConfig, WeightsConfig
+from vlmpipe.trainer.config.model import ModelConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.data.tokenize import make_tokenizer
 from vlmpipe.trainer.models.hf_native import weights
 from vlmpipe.trainer.models.hf_native.weight_files import WeightFiles, weight_files

@@ -18,7 +18,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from tests.fakes.hub import COMMIT, FakeHub, Repository, running_hub
 from tests.fakes.receiver import Receiver
 from tests.support.short_form import only_whole
-from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.data.tokenize import make_tokenizer, pretrained_tokenizer
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.models.hf_native.pretrained import load_pretrained

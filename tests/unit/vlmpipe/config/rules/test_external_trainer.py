@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.pipelines.run_files import problems_of, small
 from vlmpipe.config.run_config import warnings
-from vlmpipe.trainer.config.model import WeightsConfig
+from vlmpipe.trainer.config.weights.origin import WeightsConfig
 
 PLAIN = {
     "name": "plain",

@@ -11,7 +11,7 @@ import pytest
 from tests.support.data.prepared import job_config, llava_folder, prepare_llava, prepared_files, run_prepare, write_json
 from vlmpipe.trainer.data.prepare import pipeline as prepare_module
 from vlmpipe.trainer.data.prepare.chunks import merge as merge_module
-from vlmpipe.trainer.data.prepare.pipeline import fingerprint
+from vlmpipe.trainer.data.prepare.fingerprint import fingerprint
 from vlmpipe.trainer.errors import ExitCode, UserError
 
 

@@ -19,7 +19,9 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare import pipeline
 from vlmpipe.trainer.data.prepare.chunks import chunk as chunk_module
 from vlmpipe.trainer.data.prepare.chunks.witness import Witness
-from vlmpipe.trainer.data.prepare.validate_sample import Accepted, Entry
+from vlmpipe.trainer.data.prepare.fingerprint import fingerprint
+from vlmpipe.trainer.data.prepare.validation.final_ids import Entry
+from vlmpipe.trainer.data.prepare.validation.validate_sample import Accepted
 from vlmpipe.trainer.data.rejects import Reject, RejectCode
 from vlmpipe.trainer.data.sample import ImageRef, Sample, Turn
 from vlmpipe.trainer.errors import DataError, UserError
@@ -121,14 +123,14 @@ def test_a_change_between_runs_is_seen_though_size_and_time_are_as_before(
 def test_every_file_of_a_tokenizer_is_in_the_fingerprint(tmp_path: Path) -> None:
     config = config_of(tmp_path / "set", "llava", small=True)
     folder = tmp_path / "set" / "tokenizer"
-    found = {pipeline.fingerprint(config)}
+    found = {fingerprint(config)}
     for number, name in enumerate(("tokenizer.model", "merges.txt", "vocab.tiktoken", "tokenizer_config.json"), 2):
         path = folder / name
         path.write_bytes(path.read_bytes() + b"\n" if path.exists() else b"x")
-        found.add(pipeline.fingerprint(config))
+        found.add(fingerprint(config))
         assert len(found) == number
     (folder / "model.safetensors").write_bytes(b"weights")
-    assert pipeline.fingerprint(config) in found
+    assert fingerprint(config) in found
 
 
 def test_an_image_that_goes_while_data_is_prepared_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

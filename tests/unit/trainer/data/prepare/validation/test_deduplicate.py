@@ -25,8 +25,14 @@ from tests.support.data.formats import captioned, write_source
 from tests.support.data.index import index_rows, lines_of, sort_lines
 from tests.support.data.prepared import conversation, job_config, llava_folder, png, record, run_prepare, write_json
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
-from vlmpipe.trainer.data.prepare import deduplicate, digest_files
-from vlmpipe.trainer.data.prepare.deduplicate import LONGEST_COUNTED_ANSWER, AnswerCounts, ContentCounts, SeenIds
+from vlmpipe.trainer.data.prepare import digest_files
+from vlmpipe.trainer.data.prepare.validation import deduplicate
+from vlmpipe.trainer.data.prepare.validation.deduplicate import (
+    LONGEST_COUNTED_ANSWER,
+    AnswerCounts,
+    ContentCounts,
+    SeenIds,
+)
 from vlmpipe.trainer.data.rejects import RejectCode
 from vlmpipe.trainer.data.sample import SPLITS, Split, Turn
 from vlmpipe.trainer.data.shards import index_lines, sorted_lines

@@ -16,7 +16,7 @@ from PIL.PngImagePlugin import PngInfo
 from tests.support.data.prepared import corrupt, encode, picture, png
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.images.strip_exif import without_metadata
-from vlmpipe.trainer.data.prepare.checks import CheckedImage, _eight_bit_colour, check_image
+from vlmpipe.trainer.data.prepare.validation.checks import CheckedImage, _eight_bit_colour, check_image
 from vlmpipe.trainer.data.rejects import RejectCode, RejectedError, Repair
 
 

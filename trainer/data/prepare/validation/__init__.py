@@ -1,0 +1,1 @@
+"""Validation of samples: id, images, turns and tokens."""
