@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.pipelines.terraform_files import Module
-from tests.support.pipelines.terraform_provider import run_terraform
+from tests.support.pipelines.terraform_provider import served_provider
 from vlmpipe.access.grants import FILE as GRANTS_FILE
 from vlmpipe.access.grants import grants_json
 from vlmpipe.access.table import load_table
@@ -41,11 +43,23 @@ def module() -> Module:
 needs_terraform = pytest.mark.skipif(shutil.which("terraform") is None, reason="terraform is not installed")
 
 
-def _terraform(folder: Path, work: Path, *arguments: str) -> str:
-    """What terraform printed. Raises AssertionError with it where it failed."""
-    done = run_terraform([*arguments, "-no-color"], folder, SCHEMA, work)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+Terraform = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def terraform() -> Iterator[Terraform]:
+    """Runs terraform with arguments in a folder and returns what it printed. Raises AssertionError where it failed."""
+    with served_provider(SCHEMA) as environment:
+
+        def run(folder: Path, *arguments: str) -> str:
+            done = subprocess.run(
+                ["terraform", *arguments, "-no-color"], cwd=folder, env=environment, capture_output=True, text=True,
+                timeout=120, check=False,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stdout + done.stderr
+            return done.stdout
+
+        yield run
 
 
 @pytest.fixture
@@ -55,23 +69,25 @@ def copy(tmp_path: Path) -> Path:
 
 
 @needs_terraform
-def test_terraform_runs_the_modules_own_tests(copy: Path, tmp_path: Path) -> None:
+def test_terraform_runs_the_modules_own_tests(copy: Path, terraform: Terraform) -> None:
     module = copy / "modules/vlmpipe"
-    assert re.search(r"Success! [1-9]\d passed, 0 failed", _terraform(module, tmp_path, "test"))
+    assert re.search(r"Success! [1-9]\d passed, 0 failed", terraform(module, "test"))
 
 
 @needs_terraform
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
-def test_an_environment_is_valid_with_the_provider_that_it_pins(environment: str, copy: Path, tmp_path: Path) -> None:
+def test_an_environment_is_valid_with_the_provider_that_it_pins(
+    environment: str, copy: Path, terraform: Terraform
+) -> None:
     folder = copy / "envs" / environment
-    _terraform(folder, tmp_path, "get")
-    _terraform(folder, tmp_path, "validate")
+    terraform(folder, "get")
+    terraform(folder, "validate")
     assert Module(folder).provider_version == json.loads(SCHEMA.read_text())["version"]
 
 
 @needs_terraform
-def test_all_files_have_terraforms_own_form(copy: Path, tmp_path: Path) -> None:
-    _terraform(copy, tmp_path, "fmt", "-check", "-recursive")
+def test_all_files_have_terraforms_own_form(copy: Path, terraform: Terraform) -> None:
+    terraform(copy, "fmt", "-check", "-recursive")
 
 
 # File, what stands there, a mistake in its place, and how terraform names it.
@@ -83,14 +99,14 @@ MISTAKES = (
 
 
 @needs_terraform
-def test_the_provider_that_the_tests_use_is_strict(copy: Path, tmp_path: Path) -> None:
+def test_the_provider_that_the_tests_use_is_strict(copy: Path, terraform: Terraform) -> None:
     module = copy / "modules/vlmpipe"
     for file, right, wrong, _ in MISTAKES:
         text = (module / file).read_text()
         assert right in text
         (module / file).write_text(text.replace(right, wrong, 1))
     with pytest.raises(AssertionError) as refused:
-        _terraform(module, tmp_path, "validate")
+        terraform(module, "validate")
     for *_, words in MISTAKES:
         assert words in " ".join(str(refused.value).split())
 

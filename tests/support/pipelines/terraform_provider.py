@@ -3,18 +3,16 @@
 `terraform validate` holds every argument to that schema, and `terraform test` mocks all resources by it. The registry,
 which has the real provider, is out of a test's reach. Values are not checked, nor that computed ones are left alone:
 the real provider does that.
-Terraform starts this file as a program. Protocol: hashicorp/terraform, docs/plugin-protocol/tfplugin6.proto.
+It serves from the tests' own process, to which Terraform is told to connect: Terraform would otherwise start dozens of
+providers for each of its commands. Protocol: hashicorp/terraform, docs/plugin-protocol/tfplugin6.proto.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import stat
-import subprocess
-import sys
-import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -26,27 +24,28 @@ NESTINGS = {"list": 2, "set": 3}  # Schema.NestedBlock.NestingMode
 VARINT, BYTES = 0, 2  # protobuf's wire types
 
 
-def run_terraform(arguments: list[str], folder: Path, schema: Path, work: Path) -> subprocess.CompletedProcess[str]:
-    """Run terraform in `folder` with this provider in place of Google's. `work`: a folder for its files.
+@contextlib.contextmanager
+def served_provider(schema: Path) -> Iterator[dict[str, str]]:
+    """Serve this provider. Returns the environment in which terraform asks it in place of Google's.
 
-    The provider needs no `terraform init`, which would look for the real one; `terraform get` fetches modules.
+    It needs no `terraform init`, which would look for the real one; `terraform get` fetches modules.
     """
-    program = work / "terraform-provider-google"
-    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).resolve()}" "{schema}"\n')
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    settings = work / "terraform.rc"
-    overrides = f'dev_overrides {{\n    "hashicorp/google" = "{work}"\n  }}\n  direct {{}}'
-    settings.write_text(f"provider_installation {{\n  {overrides}\n}}\n")
-    environment = {
-        **os.environ,
-        "TF_CLI_CONFIG_FILE": str(settings),
-        "TF_DISABLE_PLUGIN_TLS": "1",  # of both ends on this machine
-        "CHECKPOINT_DISABLE": "1",
-        "TF_IN_AUTOMATION": "1",
-    }
-    return subprocess.run(
-        ["terraform", *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    server = grpc.server(futures.ThreadPoolExecutor(4))
+    server.add_generic_rpc_handlers((_Service(json.loads(schema.read_text(encoding="utf-8"))),))
+    address = {"Network": "tcp", "String": f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"}
+    served = {"Protocol": "grpc", "ProtocolVersion": 6, "Pid": os.getpid(), "Test": True, "Addr": address}
+    server.start()
+    try:
+        yield {
+            **os.environ,
+            "TF_REATTACH_PROVIDERS": json.dumps({"registry.terraform.io/hashicorp/google": served}),
+            "TF_CLI_CONFIG_FILE": os.devnull,
+            "CHECKPOINT_DISABLE": "1",
+            "TF_IN_AUTOMATION": "1",
+            "GOGC": "400",  # a command lives for seconds: its garbage need not be looked for so often
+        }
+    finally:
+        server.stop(None).wait()
 
 
 def schema_response(schema: Mapping[str, Any]) -> bytes:
@@ -104,7 +103,6 @@ class _Service(grpc.GenericRpcHandler):
     """Answers what validation and mocked tests ask. Any other call, such as one that would create, is unimplemented."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
-        self.shut_down = threading.Event()
         self._answers = {
             "/tfplugin6.Provider/GetProviderSchema": schema_response(schema),
             **{
@@ -119,28 +117,6 @@ class _Service(grpc.GenericRpcHandler):
         }
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        if details.method == "/plugin.GRPCController/Shutdown":
-            return grpc.unary_unary_rpc_method_handler(self._shutdown)
         if details.method not in self._answers:
             return None
         return grpc.unary_unary_rpc_method_handler(lambda _request, _context: self._answers[details.method])
-
-    def _shutdown(self, _request: bytes, _context: Any) -> bytes:
-        self.shut_down.set()
-        return b""
-
-
-def main() -> None:
-    """Serve until Terraform says that it is done. The handshake is a line: core and protocol version, address, kind."""
-    service = _Service(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
-    server = grpc.server(futures.ThreadPoolExecutor(4))
-    server.add_generic_rpc_handlers((service,))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    print(f"1|6|tcp|127.0.0.1:{port}|grpc", flush=True)
-    service.shut_down.wait()
-    server.stop(None)
-
-
-if __name__ == "__main__":
-    main()
