@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.command_line import Vlmpipe
 from tests.support.paths import ROOT
+from tests.support.planner.plans import PLANNED_BY_TESTS
 from tests.support.short_form import chosen, only_whole
 from tests.support.trainer.tiny_native import CONFIGS, model_section
 from vlmpipe import api
@@ -71,12 +72,10 @@ def test_version(vlmpipe: Vlmpipe) -> None:
 
 
 SHIPPED = {path.stem: path for path in sorted((ROOT / "configs").glob("*.yaml"))}
-TRACED = ("qwen", "llava-70b", "llava-32b", "llava-13b")  # a check takes ten seconds
+CHECKED = (*PLANNED_BY_TESTS, "llava-local")  # a check of others takes seconds
 
 
-@pytest.mark.parametrize(
-    "path", chosen(SHIPPED, lambda name: not name.startswith(TRACED)).values(), ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", chosen(SHIPPED, CHECKED.__contains__).values(), ids=lambda path: path.stem)
 def test_check_finds_nothing_wrong_with_a_shipped_run_file(vlmpipe: Vlmpipe, path: Path) -> None:
     override = ["data.source=builtin:digits", "data.image_folder="] if path.stem == "llava-local" else []
     answer = vlmpipe("check", str(path), "--json", *override)

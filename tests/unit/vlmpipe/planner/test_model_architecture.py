@@ -67,7 +67,7 @@ def test_ranks_that_cannot_share_sequences_are_refused_with_the_degrees_that_can
 def test_an_unknown_region_is_a_warning() -> None:
     def vertex(location: str) -> str:
         values = ("gcp.project=my-project", f"gcp.location={location}", "gcp.pipeline_root=gs://bucket/root")
-        config = api.load(ROOT / "configs/llava-7b-lora.yaml", *values)
+        config = api.load(ROOT / "configs/digits.yaml", *values)
         return " ".join(finding.text for finding in api.check(config) if finding.subject == "vertex")
 
     assert "us-central9 is no region that has GPUs: did you mean us-central1?" in vertex("us-central9")

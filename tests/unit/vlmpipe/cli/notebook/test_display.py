@@ -47,7 +47,7 @@ def test_without_a_notebook_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_plan_is_the_screen_of_the_command(formatter: DisplayFormatter) -> None:
-    text, page = shown(formatter, plan_run(load_run_file(ROOT / "configs/llava-7b-lora.yaml")))
+    text, page = shown(formatter, plan_run(load_run_file(ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml")))
     assert "Fits:" in text and "$" in text and max(map(len, text.splitlines())) <= display.COLUMNS
     assert page.startswith("<pre") and page.endswith("</pre>") and "<span" in page, "with its colours"
 

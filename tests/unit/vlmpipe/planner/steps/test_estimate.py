@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.pipelines import golden_pipelines
-from tests.support.short_form import WHOLE
+from tests.support.short_form import chosen
 from vlmpipe.catalog.steps import load_steps
 from vlmpipe.catalog.this_machine import LocalMachine
 from vlmpipe.config.run_config import RunConfig, load_run_file
@@ -31,7 +31,10 @@ from vlmpipe.trainer.sizing.model_shape import ModelShape
 SEVENTY_B = ROOT / "configs/llava-70b.yaml"
 SEVEN_B = ROOT / "configs/llava-7b.yaml"
 ADAPTERS = ["model.freeze=[tower]", "model.lora={rank: 16}"]
-SHORT = ("llava-7b", "digits-stages", "qwen3-vl-2b-scorers")  # other run files are planned by the whole form
+PLANNED: dict[str, tuple[Path, list[str]]] = {path.stem: (path, []) for path in golden_pipelines.RUN_FILES} | {
+    "llava-7b, a sweep": (SEVEN_B, ["sweep={variants: {short: {train.max_steps: 9}, long: {train.max_steps: 99}}}"])
+}
+SHORT = ("llava-7b", "llava-7b, a sweep", "digits-stages")  # other run files are planned by the whole form
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +53,10 @@ def errors(config: RunConfig, shape: ModelShape | None, disks: dict[str, int] | 
     return plan_of(config, shape, disks).errors
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in golden_pipelines.RUN_FILES if WHOLE or path.stem in SHORT], ids=lambda path: path.stem
-)
-def test_every_expected_step_of_a_shipped_run_file_has_a_row_and_none_is_red(path: Path) -> None:
-    config = load_run_file(path)
+@pytest.mark.parametrize("name", chosen(PLANNED, SHORT.__contains__))
+def test_every_expected_step_of_a_shipped_run_file_has_a_row_and_none_is_red(name: str) -> None:
+    path, overrides = PLANNED[name]
+    config = load_run_file(path, overrides)
     plan, runs = plan_config(config), config.stage_runs()
     for stage, one in plan.stages.items():
         assert one.pipeline and not one.pipeline.errors
@@ -115,8 +117,8 @@ def test_adapters_are_merged_into_a_base_that_is_read_where_it_lies(seventy_b: M
 def test_a_step_that_holds_a_whole_model_gets_a_disk_of_its_own(seventy_b: ModelShape) -> None:
     hub = ["register.hub.repo_id=example/model"]
     config = load_run_file(SEVENTY_B, hub)
-    chosen = step_disks(config, shape=seventy_b, samples=None)
-    assert chosen == {"register-model": 200}, "in bf16"
+    found = step_disks(config, shape=seventy_b, samples=None)
+    assert found == {"register-model": 200}, "in bf16"
     in_fp32 = load_run_file(SEVENTY_B, [*hub, "checkpoint.export_dtype=fp32"])
     assert step_disks(in_fp32, shape=seventy_b, samples=None) == {"register-model": 400}
     (error,) = errors(config, seventy_b, disks={})
