@@ -161,6 +161,7 @@ def run(
     from vlmpipe.planner.sweep import require_runnable
     from vlmpipe.platforms.local.jobs.gpus import missing_gpus
     from vlmpipe.platforms.local.runs.choice import open_run
+    from vlmpipe.platforms.local.runs.run import require_runs_folder
     from vlmpipe.platforms.local.runs.summary import report_of
     from vlmpipe.platforms.short_names import run_to_continue
     from vlmpipe.runs.live_view import view_for
@@ -169,6 +170,7 @@ def run(
     run_id = run_to_continue(run_id, config)
     require_package("kfp")  # which runs the pipeline, in a process of its own
     require_here(config)
+    require_runs_folder(config)  # before the plan, which takes seconds
     if inject_faults:
         from vlmpipe.platforms.local.jobs.fault_spec import parse_faults
 

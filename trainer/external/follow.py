@@ -196,6 +196,6 @@ def json_object(text: bytes) -> dict[str, object]:
     """The JSON object; empty for anything else, such as a line that is still written."""
     try:
         content = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

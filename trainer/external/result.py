@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from vlmpipe.trainer.config.external_trainer import ExternalTrainerConfig
-from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.errors import DataError, ExitCode, UserError
 from vlmpipe.trainer.external.follow import json_object
+from vlmpipe.trainer.models.safetensors_header import read_header
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 WEIGHTS, INDEX = ".safetensors", ".safetensors.index.json"
 SAVED_MODEL = "saved_model.pb"
 CHUNK_NUMBERS = 1 << 24
 PIECE_BYTES = 1 << 24
-MAX_HEADER_BYTES = 100 << 20
 # A float is infinite or no number where all bits of its exponent are set.
 EXPONENTS: dict[str, tuple[str, int]] = {
     "F64": ("uint64", 0x7FF0000000000000), "F32": ("uint32", 0x7F800000), "F16": ("uint16", 0x7C00),
@@ -107,31 +105,12 @@ class _Tensor:
         return self.form == other.form and all(a == b for a, b in zip(self.read(), other.read(), strict=True))
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A tensor in the header of a safetensors file. data_offsets: where it begins and ends after the header."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
-
-
-def _entries(header: Mapping[str, object]) -> dict[str, _Entry]:
-    """The tensors in a header by name. Raises ValidationError for another form."""
-    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    return TypeAdapter(dict[str, _Entry]).validate_python(tensors)
-
-
 def _tensors(folder: Path) -> dict[str, _Tensor]:
     """The tensors of a folder's safetensors files by name, in the order of the files; nothing where it has none."""
     tensors = {}
     for file in sorted(folder.glob(f"*{WEIGHTS}")):
-        with file.open("rb") as stream:
-            (length,) = struct.unpack("<Q", stream.read(8))
-            header = json_object(stream.read(length))
-        for name, entry in _entries(header).items():
-            start, end = entry.data_offsets
-            tensors[name] = _Tensor(file, (entry.dtype, entry.shape), 8 + length + start, end - start)
+        for name, place in read_header(file).items():
+            tensors[name] = _Tensor(file, (place.dtype, place.shape), place.start, place.end - place.start)
     return tensors
 
 
@@ -180,36 +159,34 @@ def _require_whole_weights(folder: Path, name: str) -> None:
 
 
 def _not_finite(file: Path, name: str) -> Iterator[str]:
-    """Names of the weights with NaN or infinity. Raises UserError (68) for a file that is cut off."""
-    size = file.stat().st_size
+    """Names of the weights with NaN or infinity. Raises UserError (68) for a file that is not whole."""
+    try:
+        places = read_header(file)
+    except DataError as error:
+        raise _damaged(file, name) from error
+    if not places:
+        raise _damaged(file, name)
     with file.open("rb") as stream:
-        start = stream.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else MAX_HEADER_BYTES
-        header = json_object(stream.read(length)) if length < MAX_HEADER_BYTES else {}
-        try:
-            tensors = _entries(header)
-        except ValidationError:
-            tensors = {}
-        ends = [entry.data_offsets[1] for entry in tensors.values()]
-        if not tensors or size != 8 + length + max(ends):
-            raise bad_result(
-                f"train.trainer {name} left half a model: {file.name} is cut off or damaged",
-                expected="whole safetensors files",
-            )
-        for key, entry in tensors.items():
-            if entry.dtype not in EXPONENTS:
+        for key, place in places.items():
+            if place.dtype not in EXPONENTS:
                 continue
-            kind, bits = EXPONENTS[entry.dtype]
+            kind, bits = EXPONENTS[place.dtype]
             exponent = np.asarray(bits, kind)
-            begin, end = entry.data_offsets
-            stream.seek(8 + length + begin)
-            left = (end - begin) // np.dtype(kind).itemsize
+            stream.seek(place.start)
+            left = (place.end - place.start) // np.dtype(kind).itemsize
             while left:
                 numbers = np.fromfile(stream, kind, min(left, CHUNK_NUMBERS))
                 left -= len(numbers)
                 if ((numbers & exponent) == exponent).any():
                     yield key
                     break
+
+
+def _damaged(file: Path, name: str) -> UserError:
+    return bad_result(
+        f"train.trainer {name} left half a model: {file.name} is cut off or damaged",
+        expected="whole safetensors files",
+    )
 
 
 def _json(path: Path) -> dict[str, object]:

@@ -88,20 +88,27 @@ def _architectures(api: GoogleApi, host: str, name: str, manifest: Mapping[str, 
     """The architectures for which the image has Linux files."""
     if "manifests" in manifest:
         platforms = [object_at(form, "platform") for form in _forms(manifest)]
-        return {str(platform.get("architecture")) for platform in platforms if platform.get("os") == "linux"}
-    settings = _settings(api, host, name, manifest)
-    return {str(settings["architecture"])} if settings.get("architecture") else set()
+        found = [_text_at(platform, "architecture") for platform in platforms if platform.get("os") == "linux"]
+    else:
+        found = [_text_at(_settings(api, host, name, manifest), "architecture")]
+    return set(filter(None, found))
+
+
+def _text_at(content: Mapping[str, object], key: str) -> str:
+    """The text under a key; empty for anything else."""
+    value = content.get(key)
+    return value if isinstance(value, str) else ""
 
 
 def _settings(api: GoogleApi, host: str, name: str, manifest: Mapping[str, object]) -> dict[str, object]:
     """The settings of an image's amd64 form; empty where its manifest names none."""
     for form in _forms(manifest):
-        if object_at(form, "platform").get("architecture") == NEEDED and form.get("digest"):
-            path = f"/v2/{name}/manifests/{form['digest']}"
+        if object_at(form, "platform").get("architecture") == NEEDED and (of_form := _text_at(form, "digest")):
+            path = f"/v2/{name}/manifests/{of_form}"
             accept = {"Accept": ", ".join(MANIFESTS)}
             manifest = api.ask("GET", "images", path, host=host, headers=accept).content
             break
-    digest = object_at(manifest, "config").get("digest")
+    digest = _text_at(object_at(manifest, "config"), "digest")
     return api.ask("GET", "images", f"/v2/{name}/blobs/{digest}", host=host).content if digest else {}
 
 

@@ -4,7 +4,6 @@ nanoVLM's step on the same questions."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from benchmarks.training.nanovlm import (
     nano_optimizer,
     overrides,
 )
+from benchmarks.training.prefixes.packed_steps import PackedSteps
 from benchmarks.training.prefixes.questions import write_questions
 from benchmarks.training.prefixes.scenes import write_scenes
 from benchmarks.training.ready_steps import cached_source, padded
@@ -33,12 +33,11 @@ from benchmarks.training.step_split import one_thread
 from benchmarks.training.workloads import TOLERANCE
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.loader import PackedLoader
-from vlmpipe.trainer.data.sampler import EpochTotals, PackedBatchSampler
-from vlmpipe.trainer.dataloading.batches import PackedBatch, collate, online_images
+from vlmpipe.trainer.data.sampler import PackedBatchSampler
+from vlmpipe.trainer.dataloading.batches import collate, online_images
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.setup.training import build_training
-from vlmpipe.trainer.strategies.base import Strategy
 
 # Images for training by the tokens of each: so many that sequences of both sides are about as full, since padding is
 # computed: 84 to 100 % of each.
@@ -65,24 +64,6 @@ NANO_NOTE = (
     f"nanoVLM: its model from our weights, {NANO_ROWS} questions a batch, padded to the longest, one update of all; "
     "its frozen tower is in its step, as it has no cache. Both sides multiply by the same library, one thread."
 )
-
-
-@dataclass
-class Questions:
-    """All questions in packed sequences, and a model that trains on them; each call makes an update."""
-
-    strategy: Strategy
-    batches: list[PackedBatch]
-    totals: EpochTotals
-    first_loss: float | None = None
-
-    def __call__(self) -> Measured:
-        """Units: questions."""
-        clock = Clock()
-        loss = self.strategy.forward_backward(self.batches, self.totals.label_tokens).item()
-        self.strategy.step(1.0)
-        self.first_loss = loss if self.first_loss is None else self.first_loss
-        return clock.stop(self.totals.samples)
 
 
 class NanoQuestions:
@@ -147,7 +128,7 @@ def compare(bench: Bench, name: str, tokens: int, source: Path, images: int) -> 
         f"data.source={source}",
         f"data.sequence_length={2048 if tokens < 256 else 4096}",
     )
-    sides: dict[str, Questions | NanoQuestions] = {}
+    sides: dict[str, PackedSteps | NanoQuestions] = {}
     stored: dict[str, int] = {}
     for side, on in ((SHARED, "on"), (ALONE, "off")):  # one by one: runs of a run file have one folder
         load = workload(bench, "easy-vqa", (*settings, f"data.share_prefix={on}"), name=f"{name}, {side}")
@@ -158,7 +139,7 @@ def compare(bench: Bench, name: str, tokens: int, source: Path, images: int) -> 
             sides[NANO] = NanoQuestions(load, size)
         folder = Path(load.online.pointers().prepared_uri, "shards")
         stored[side] = sum(path.stat().st_size for path in folder.glob("train-*.tar"))
-    totals = {side: found.totals for side, found in sides.items() if isinstance(found, Questions)}
+    totals = {side: found.totals for side, found in sides.items() if isinstance(found, PackedSteps)}
     data = f"{name}, {totals[SHARED].samples / images:.1f} questions an image"
     found = bench.take_turns(data, dict(sides))
     losses = [[side.first_loss or 0.0] for side in sides.values()]
@@ -183,7 +164,7 @@ def compare(bench: Bench, name: str, tokens: int, source: Path, images: int) -> 
     bench.report.figure("shards of prepared data", data, "bytes a question", Side(label, [of_question[SHARED]]))
 
 
-def questions(load: Workload, job: JobConfig, worker: ProcessContext) -> Questions:
+def questions(load: Workload, job: JobConfig, worker: ProcessContext) -> PackedSteps:
     """Those of the first epoch."""
     split, is_cached = load.split(), job is load.cached
     sampler = PackedBatchSampler.of_training(split, job)
@@ -192,4 +173,5 @@ def questions(load: Workload, job: JobConfig, worker: ProcessContext) -> Questio
     rows = [row for step in range(sampler.num_steps(1)) for row in loader.sequences_for_step(step, 0, 1)]
     with torch.no_grad():
         batches = [collate([row], images) for row in rows]
-    return Questions(build_training(job, worker).strategy, batches, sampler.totals(0))
+    totals = sampler.totals(0)
+    return PackedSteps(build_training(job, worker).strategy, batches, totals, totals.label_tokens)

@@ -16,14 +16,14 @@ from benchmarks.support.suite import Bench
 from benchmarks.support.timing import Clock, Measured, close
 from benchmarks.support.workloads import Workload, workload
 from benchmarks.training.nanovlm import PATCH
+from benchmarks.training.prefixes.packed_steps import PackedSteps
 from benchmarks.training.ready_steps import cached_source
 from benchmarks.training.workloads import TOLERANCE
 from vlmpipe.trainer.data.loader import PackedLoader
-from vlmpipe.trainer.data.sampler import EpochTotals, PackedBatchSampler
+from vlmpipe.trainer.data.sampler import PackedBatchSampler
 from vlmpipe.trainer.dataloading.batches import PackedBatch, collate
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.setup.training import build_training
-from vlmpipe.trainer.strategies.base import Strategy
 
 IMAGE_TOKENS = 256
 SETTINGS = (
@@ -64,25 +64,7 @@ FULL = (
 QUICK = (Kind("answers of 10 words", 10, 2, 3, 2048),)
 
 
-@dataclass
-class Pairs:
-    """All pairs in packed sequences, and a model that trains on them; each call makes an update."""
-
-    strategy: Strategy
-    batches: list[PackedBatch]
-    totals: EpochTotals
-    first_loss: float | None = None
-
-    def __call__(self) -> Measured:
-        """Units: pairs."""
-        clock = Clock()
-        loss = self.strategy.forward_backward(self.batches, self.totals.samples).item()
-        self.strategy.step(1.0)
-        self.first_loss = loss if self.first_loss is None else self.first_loss
-        return clock.stop(self.totals.samples)
-
-
-class ReferencePass(Pairs):
+class ReferencePass(PackedSteps):
     """Log probabilities of all answers, without gradients."""
 
     def __call__(self) -> Measured:
@@ -104,7 +86,7 @@ def shared_pairs(bench: Bench) -> None:
             f"model.image_size={side}", "model.tokenizer=train:800", "train.objective=simpo",
             "train.validate_every_steps=0",
         )  # fmt: skip
-        steps, passes = dict[str, Pairs](), dict[str, Pairs]()
+        steps, passes = dict[str, PackedSteps](), dict[str, PackedSteps]()
         for name, on in ((ONCE, "on"), (TWICE, "off")):  # one by one: runs of a run file have one folder
             load = workload(bench, "easy-vqa", (*settings, f"data.share_prefix={on}"), name=f"{kind.name}, {name}")
             steps[name] = pairs(load, bench.worker)
@@ -116,7 +98,7 @@ def shared_pairs(bench: Bench) -> None:
     bench.report.note(NOTE)
 
 
-def compared(bench: Bench, kind: Kind, sides: dict[str, Pairs], what: str) -> None:
+def compared(bench: Bench, kind: Kind, sides: dict[str, PackedSteps], what: str) -> None:
     """Both sides in turns."""
     totals = {name: side.totals for name, side in sides.items()}
     fills = {name: of.tokens / of.sequences / kind.sequence_tokens for name, of in totals.items()}
@@ -134,7 +116,7 @@ def compared(bench: Bench, kind: Kind, sides: dict[str, Pairs], what: str) -> No
     bench.report.figure(f"speed of shared prompts, of the ideal; {what}", data, "%", shares)
 
 
-def pairs(load: Workload, worker: ProcessContext, *, is_reference: bool = False) -> Pairs:
+def pairs(load: Workload, worker: ProcessContext, *, is_reference: bool = False) -> PackedSteps:
     """Those of the first epoch."""
     job, split = load.cached, load.split()
     sampler = PackedBatchSampler.of_training(split, job)
@@ -143,8 +125,9 @@ def pairs(load: Workload, worker: ProcessContext, *, is_reference: bool = False)
     loader.references = None if is_reference else training.loader.references
     rows = [row for step in range(sampler.num_steps(1)) for row in loader.sequences_for_step(step, 0, 1)]
     batches: list[PackedBatch] = [collate([row], images) for row in rows]
-    side = ReferencePass if is_reference else Pairs
-    return side(training.strategy, batches, sampler.totals(0))
+    side = ReferencePass if is_reference else PackedSteps
+    totals = sampler.totals(0)
+    return side(training.strategy, batches, totals, totals.samples)
 
 
 def write_pairs(folder: Path, kind: Kind) -> Path:

@@ -79,6 +79,38 @@ def endless_header(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 60) + b"{}")
 
 
+def with_header(header: object, body: bytes = b"") -> Callable[[Path], object]:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return lambda folder: (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + body)
+
+
+def tensor(start: object, end: object, *shape: int) -> dict[str, object]:
+    return {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+
+
+BAD_HEADERS = {
+    "no JSON": with_header(b'{"a'),
+    "nested too deep": with_header(b'{"a":' * 50_000),
+    "a list": with_header([1, 2]),
+    "no tensor": with_header({"__metadata__": {}}),
+    "a tensor that is a number": with_header({"a": 1}),
+    "a tensor without offsets": with_header({"a": {"dtype": "F32", "shape": [1]}}),
+    "an offset that is text": with_header({"a": tensor("x", 4, 1)}, bytes(4)),
+    "an end before the beginning": with_header({"a": tensor(8, 4, 1)}, bytes(4)),
+    "a beginning in the header": with_header({"a": tensor(-4, 4, 2)}, bytes(4)),
+    "a shape of other bytes": with_header({"a": tensor(0, 4, 7)}, bytes(4)),
+    "overlapping tensors": with_header({"a": tensor(0, 8, 2), "b": tensor(4, 12, 2)}, bytes(12)),
+    "bytes of no tensor": with_header({"a": tensor(4, 8, 1)}, bytes(8)),
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", BAD_HEADERS)
+def test_a_bad_header_of_weights_is_named(tmp_path: Path, name: str) -> None:
+    BAD_HEADERS[name](model(tmp_path / "output"))
+    assert "model.safetensors is cut off or damaged" in refused(tmp_path / "output")
+
+
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [

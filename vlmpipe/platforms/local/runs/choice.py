@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from vlmpipe.platforms.local.runs.lock import is_running, take_lock
 from vlmpipe.platforms.local.runs.marker import Marker, all_markers, run_argument
-from vlmpipe.platforms.local.runs.run import RUN_ID, LocalRun, require_writable, runs_folder
+from vlmpipe.platforms.local.runs.run import RUN_ID, LocalRun, require_runs_folder
 from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY, stage_folders
 from vlmpipe.trainer.errors import ConfigError, UserError, os_errors
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -164,8 +164,7 @@ def open_run(
     `choose_run`, UserError when the run is already running (exit 69), or when the output folder is not writable
     (exit 73 or 77).
     """
-    folder = runs_folder(config)
-    require_writable(folder.parent.absolute())
+    folder = require_runs_folder(config)
     choice = choose_run(folder, config, run_id=run_id, fresh=fresh, now=datetime.now())
     folder = folder / choice.run_id
     with os_errors(f"creating the run's folder {folder}"):

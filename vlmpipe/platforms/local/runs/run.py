@@ -80,8 +80,10 @@ class LocalRun:
             self.lock = RELEASED
 
 
-def runs_folder(config: RunConfig) -> Path:
-    """The folder of this run file's runs. Raises ConfigError when it is not on this machine."""
+def require_runs_folder(config: RunConfig) -> Path:
+    """The folder of this run file's runs. Raises ConfigError when it is not on this machine, UserError when nothing can
+    be made in the output folder (exit 73 or 77).
+    """
     root = config.output.root_uri.removeprefix("file://")
     if "://" in root:
         raise ConfigError(
@@ -89,7 +91,9 @@ def runs_folder(config: RunConfig) -> Path:
             expected="a folder of this machine for a local run",
             fix="add output.root_uri=runs to the command",
         )
-    return expanded(join_uri(root, "runs"))
+    folder = expanded(join_uri(root, "runs"))
+    require_writable(folder.parent.absolute())
+    return folder
 
 
 def require_writable(root: Path) -> Path:

@@ -199,9 +199,13 @@ def test_files_of_any_content_end_no_launcher(tmp_path: Path) -> None:
     for content in (b"", b"\x80\x04half"):
         metadata.write_bytes(content)
         assert problem({".metadata"}, {".metadata": metadata}, 1) == ".metadata is cut off"
-    for header in (b'{"a": 1}', b'{"a": {}}', b'{"a": {"data_offsets": []}}', b'{"a": {"data_offsets": [0, "x"]}}'):
+    forms = (b'{"a": 1}', b'{"a": {}}', b'{"a": {"data_offsets": []}}', b'{"a": {"data_offsets": [0, "x"]}}')
+    for header in forms:
         weights.write_bytes(len(header).to_bytes(8, "little") + header)
         assert problem({weights.name}, {weights.name: weights}, 1) == ""
+    nested = b'{"a":' * 50_000
+    weights.write_bytes(len(nested).to_bytes(8, "little") + nested)
+    assert problem({weights.name}, {weights.name: weights}, 1) == "a.safetensors is cut off"
 
 
 def test_only_zero_ties_a_checkpoint_to_its_number_of_processes(tmp_path: Path) -> None:

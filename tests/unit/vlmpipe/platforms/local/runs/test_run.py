@@ -136,6 +136,17 @@ def test_an_output_folder_that_cannot_be_written_is_refused(
     assert caught.value.code == code
 
 
+def test_the_output_folder_is_tried_before_the_plan_is_made(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def planned(_: RunConfig) -> list[str]:
+        raise AssertionError("the plan was made first")
+
+    monkeypatch.setattr("vlmpipe.planner.sweep.require_runnable", planned)
+    output = config.output.model_copy(update={"root_uri": "/sys/vlmpipe"})  # in which not even root may make a folder
+    with pytest.raises(UserError, match=r"output\.root_uri is /sys/vlmpipe") as caught:
+        run_whole(config.model_copy(update={"output": output}))
+    assert caught.value.code == ExitCode.NO_PERMISSION
+
+
 def test_a_run_belongs_to_one_process_at_a_time(config: RunConfig) -> None:
     run = open_run(config, ARGUMENTS)
     with pytest.raises(UserError, match="is already running") as caught:
