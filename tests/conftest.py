@@ -9,13 +9,15 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import execnet
 import hypothesis
 import pytest
 import typer.main
 
+from tests.support.collected import fork_workers
 from tests.support.short_form import PATIENCE, WHOLE
 from tests.support.workers import prepare_for_workers
 
@@ -71,6 +73,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Only the process that starts workers, or that has none, prepares what they share."""
     if not hasattr(config, "workerinput"):
         prepare_for_workers(config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[execnet.XSpec]) -> None:
+    """Workers are forked from one process that imports what the tests import."""
+    fork_workers(config, specs)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
