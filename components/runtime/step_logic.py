@@ -84,21 +84,20 @@ def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:
 
     Encoding needs a frozen tower: the output of one that is trained changes.
     """
+    is_possible = job.model.caches_if_auto and job.train.trainer is None
+    if job.features.cache == "off" or (job.features.cache == "auto" and not is_possible):
+        # Their address takes the model's family, which imports torch and transformers.
+        return DataPointers(prepared_uri=prepared_uri, features_uri="", features="off")
+    from vlmpipe.trainer.data.shards.index import Index
     from vlmpipe.trainer.feature_cache.reader import FeatureShards
     from vlmpipe.trainer.feature_cache.store import features_uri
 
     uri = features_uri(job.run.features_root, job.model, job.train.precision)
-    features: Literal["encode", "reuse", "off"] = "off"
-    is_possible = job.model.caches_if_auto and job.train.trainer is None
-    wants_cache = job.features.cache == "on" or (job.features.cache == "auto" and is_possible)
-    if wants_cache:
-        from vlmpipe.trainer.data.shards.index import Index
-
-        images, store = Index.load(prepared_uri).unique_images(), FeatureShards(uri)
-        if store.lost:
-            text = f"{len(store.lost)} of the feature shards in {uri} are gone or cut (such as {store.lost[0]})"
-            print_warning(f"{text}: their images are encoded again", step="prepare-data")
-        features = "encode" if images.lacking(store.images.find).any() else "reuse"
+    images, store = Index.load(prepared_uri).unique_images(), FeatureShards(uri)
+    if store.lost:
+        text = f"{len(store.lost)} of the feature shards in {uri} are gone or cut (such as {store.lost[0]})"
+        print_warning(f"{text}: their images are encoded again", step="prepare-data")
+    features: Literal["encode", "reuse"] = "encode" if images.lacking(store.images.find).any() else "reuse"
     return DataPointers(prepared_uri=prepared_uri, features_uri=uri, features=features)
 
 

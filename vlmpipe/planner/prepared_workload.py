@@ -101,10 +101,12 @@ def _whole_sample(split: SplitIndex, job: JobConfig) -> tuple[float, float]:
 
 def _replayed(job: JobConfig) -> int | None:
     """Answers of the start model that the run finds; None where its weights, data or settings have none yet."""
-    from vlmpipe.trainer.evaluation.replay.questions import answers_there
+    if not job.data.replay:
+        return None
+    from vlmpipe.trainer.evaluation.replay.questions import answers_there  # it imports torch
 
     try:
-        answers = answers_there(job) if job.data.replay else None
+        answers = answers_there(job)
     except UserError:  # weights or questions that are not there, which the run itself reports
         return None
     return answers.answered if answers else None
