@@ -64,19 +64,20 @@ def test_an_unwritable_output_folder_ends_with_no_permission(place: Path) -> Non
 # Mistakes in the data
 
 
-@pytest.mark.parametrize(
-    ("content", "code", "words"),
-    [
-        (None, ExitCode.CONFIG, ["data.source 'data.json' does not exist", "an existing LLaVA file"]),
-        ("cats, dogs", ExitCode.DATA, ["data.json is not JSON", "one JSON array of LLaVA records"]),
-        (
-            '[{"prompt": "What is this?", "label": "A cat."}]',
-            ExitCode.DATA,
-            ["data.json is not in LLaVA's format: found an object with the keys 'prompt', 'label'"],
-        ),
-    ],
-    ids=["missing", "not JSON", "not LLaVA"],
-)
+SOURCES = {
+    "missing": (None, ExitCode.CONFIG, ["data.source 'data.json' does not exist", "an existing LLaVA file"]),
+    "not JSON": ("cats, dogs", ExitCode.DATA, ["data.json is not JSON", "one JSON array of LLaVA records"]),
+    "not LLaVA": (
+        '[{"prompt": "What is this?", "label": "A cat."}]',
+        ExitCode.DATA,
+        ["data.json is not in LLaVA's format: found an object with the keys 'prompt', 'label'"],
+    ),
+}
+# The other sentences without a process: tests/unit/trainer/data/sources.
+SHORT = chosen(SOURCES, lambda name: name == "not LLaVA")
+
+
+@pytest.mark.parametrize(("content", "code", "words"), SHORT.values(), ids=SHORT)
 def test_check_says_what_is_wrong_with_a_source(place: Path, content: str | None, code: int, words: list[str]) -> None:
     if content is not None:
         (place / "data.json").write_text(content)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import shutil
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.reports import make_run
 from tests.support.runs_root import write_run
+from tests.support.short_form import WHOLE
 from vlmpipe.comparison.compare import compare
 from vlmpipe.comparison.page import SHOWN, build_page
 from vlmpipe.comparison.sides import read_sides
@@ -46,6 +48,8 @@ NUM_PICTURES = 8 + 8 + 1 + 1  # wrong and right answers, rejected samples, accep
 PAGE_LINES = 25  # of the list of all answers
 WIDTHS = [400, 1400]
 SCHEMES = ["light", "dark"]
+ONCE_EACH = list(zip(WIDTHS, SCHEMES, strict=True))
+VIEWS = list(itertools.product(WIDTHS, SCHEMES)) if WHOLE else ONCE_EACH
 
 # Every text whose contrast with what lies behind it is below 4.5, or 3 for large text (WCAG 2.2, 1.4.3 AA).
 LOW_CONTRAST = """() => {
@@ -113,8 +117,7 @@ def page(browser: sync_api.Browser) -> Iterator[sync_api.Page]:
     page.close()
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
 def test_the_report_reads_well(page: sync_api.Page, report: str, width: int, scheme: str) -> None:
     complaints: list[str] = []
     requests: list[str] = []
@@ -152,8 +155,7 @@ def comparison(run: Path, predictions: list[dict[str, Any]]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "scheme"), VIEWS)
 def test_a_comparison_reads_well(page: sync_api.Page, comparison: Path, width: int, scheme: str) -> None:
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
@@ -171,7 +173,7 @@ def test_a_comparison_reads_well(page: sync_api.Page, comparison: Path, width: i
     assert min(answers) > 100, "an answer is written along its line, not letter below letter"
 
 
-@pytest.mark.parametrize(("width", "scheme"), list(zip(WIDTHS, SCHEMES, strict=True)))
+@pytest.mark.parametrize(("width", "scheme"), ONCE_EACH)
 def test_the_page_over_all_runs_reads_well(page: sync_api.Page, tmp_path: Path, width: int, scheme: str) -> None:
     for number in range(12):
         losses = tuple(3 / (step + number + 1) for step in range(60))
