@@ -24,6 +24,7 @@ from vlmpipe.trainer.distributed.cluster_env import LAUNCHED_VARIABLE, NODE_LEVE
 from vlmpipe.trainer.distributed.launcher_guard import guarded
 from vlmpipe.trainer.distributed.rendezvous import meet, rendezvous_timeout_s
 from vlmpipe.trainer.errors import CAUSES, EXIT_FOLDER_VARIABLE, ConfigError, ExitCode, UserError, run_main
+from vlmpipe.trainer.gc_control import collector_off
 from vlmpipe.trainer.preflight.devices import require_gpu_each, visible_gpus
 from vlmpipe.trainer.preflight.machine import require_machine
 from vlmpipe.trainer.preflight.node import announce, check_node
@@ -143,9 +144,10 @@ def _torchrun(arguments: list[str]) -> TorchrunEnd:
 
     Workers print their own errors, so the agent's stack traces are suppressed.
     """
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args, run
+    with collector_off():
+        from torch.distributed.elastic.multiprocessing import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.run import parse_args, run
 
     for name in ("multiprocessing.api", "agent.server.api"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)

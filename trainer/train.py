@@ -8,13 +8,16 @@ from __future__ import annotations
 import argparse
 import os
 
-import torch
+from vlmpipe.trainer.gc_control import collector_off
 
-from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.distributed.collectives import check_ranks, measure_communication
-from vlmpipe.trainer.distributed.process import StopRequest, run_worker, start_worker
-from vlmpipe.trainer.loop import train
-from vlmpipe.trainer.models.image_threads import use_threads
+with collector_off():
+    import torch
+
+    from vlmpipe.trainer.config.job import JobConfig
+    from vlmpipe.trainer.distributed.collectives import check_ranks, measure_communication
+    from vlmpipe.trainer.distributed.process import StopRequest, run_worker, start_worker
+    from vlmpipe.trainer.loop import train
+    from vlmpipe.trainer.models.image_threads import use_threads
 
 # Without it cuBLAS takes a workspace by its stream, and torch refuses its products in deterministic runs:
 # https://docs.nvidia.com/cuda/cublas/#results-reproducibility

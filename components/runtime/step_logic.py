@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import DataError, print_warning
+from vlmpipe.trainer.gc_control import collector_off
 from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.prepared import CHANGES_FILE, DataPointers
 from vlmpipe.trainer.records.record import Record
@@ -84,21 +85,37 @@ def point_to_features(job: JobConfig, prepared_uri: str) -> DataPointers:
 
     Encoding needs a frozen tower: the output of one that is trained changes.
     """
-    is_possible = job.model.caches_if_auto and job.train.trainer is None
-    if job.features.cache == "off" or (job.features.cache == "auto" and not is_possible):
-        # Their address takes the model's family, which imports torch and transformers.
-        return DataPointers(prepared_uri=prepared_uri, features_uri="", features="off")
+    uri = features_address(job)
+    if not wants_cache(job):
+        return DataPointers(prepared_uri=prepared_uri, features_uri=uri, features="off")
     from vlmpipe.trainer.data.shards.index import Index
     from vlmpipe.trainer.feature_cache.reader import FeatureShards
-    from vlmpipe.trainer.feature_cache.store import features_uri
 
-    uri = features_uri(job.run.features_root, job.model, job.train.precision)
     images, store = Index.load(prepared_uri).unique_images(), FeatureShards(uri)
     if store.lost:
         text = f"{len(store.lost)} of the feature shards in {uri} are gone or cut (such as {store.lost[0]})"
         print_warning(f"{text}: their images are encoded again", step="prepare-data")
     features: Literal["encode", "reuse"] = "encode" if images.lacking(store.images.find).any() else "reuse"
     return DataPointers(prepared_uri=prepared_uri, features_uri=uri, features=features)
+
+
+def wants_cache(job: JobConfig) -> bool:
+    """Return whether a run trains on cached features."""
+    is_possible = job.model.caches_if_auto and job.train.trainer is None
+    return job.features.cache == "on" or (job.features.cache == "auto" and is_possible)
+
+
+def features_address(job: JobConfig) -> str:
+    """URI of the features of the run's tower; "" for a tower of random weights whose features are not cached.
+
+    The address needs torch and transformers. That of a published tower is made in any case: what its settings lack is
+    then found before training is started.
+    """
+    if not wants_cache(job) and not job.model.tower.weights:
+        return ""
+    from vlmpipe.trainer.feature_cache.store import features_uri
+
+    return features_uri(job.run.features_root, job.model, job.train.precision)
 
 
 def why_nothing_is_encoded(run_uri: str, features: str) -> str:
@@ -155,7 +172,8 @@ def sync_model(job: JobConfig) -> dict[str, object]:
         from vlmpipe.trainer.external.sync import sync_result
 
         return sync_result(job)
-    from vlmpipe.trainer.checkpoint.sync import sync_run
+    with collector_off():
+        from vlmpipe.trainer.checkpoint.sync import sync_run
 
     return sync_run(job)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from vlmpipe.components.runtime.curve_check import require_curve
 from vlmpipe.components.runtime.jobs_on_targets import run_on_target
-from vlmpipe.components.runtime.step_logic import point_to_features, prepare_run
+from vlmpipe.components.runtime.step_logic import features_address, point_to_features, prepare_run
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.run_settings import earlier_run_file, run_config_of
 from vlmpipe.config.sections.stages import naming_stage
@@ -60,7 +60,6 @@ def write_sweep(run: RunPaths, sweep: SweepConfig, variants: Sequence[tuple[Vari
         variants: each with the run file of its training.
     """
     from vlmpipe.trainer.data.prepare.fingerprint import fingerprint
-    from vlmpipe.trainer.feature_cache.store import features_uri
 
     trainings = list[SweepTraining]()
     first = dict[tuple[str, ...], str]()
@@ -74,8 +73,8 @@ def write_sweep(run: RunPaths, sweep: SweepConfig, variants: Sequence[tuple[Vari
             _require_same_settings(variant.name, store, variant_config, content)
             write_run_file(store, content)
             with naming_stage(variant.name, kind="variant"):
-                data = fingerprint(JobConfig.model_validate(content))
-                tower = features_uri(paths.features_root, variant_config.model, variant_config.train.precision)
+                job = JobConfig.model_validate(content)
+                data, tower = fingerprint(job), features_address(job)
             clusters.setdefault(json.dumps(content["cluster"], sort_keys=True), []).append(len(trainings))
             trainings.append(
                 SweepTraining(

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import argparse
 
-from vlmpipe.trainer import __version__
-from vlmpipe.trainer.audit.audit import AuditRequest, audit_with, losses_of
-from vlmpipe.trainer.audit.checkpoints import compared_names
-from vlmpipe.trainer.audit.findings import EXCLUSIONS, FOLDER, Audit, exclusion_file
-from vlmpipe.trainer.audit.images.search import max_compared
-from vlmpipe.trainer.config.job import AuditConfig, JobConfig
-from vlmpipe.trainer.distributed.agreement import on_first
-from vlmpipe.trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
-from vlmpipe.trainer.models.image_threads import use_threads
-from vlmpipe.trainer.progress import Progress
-from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.base import Storage, join_uri
+from vlmpipe.trainer.gc_control import collector_off
+
+with collector_off():
+    from vlmpipe.trainer import __version__
+    from vlmpipe.trainer.audit.audit import AuditRequest, audit_with, losses_of
+    from vlmpipe.trainer.audit.checkpoints import compared_names
+    from vlmpipe.trainer.audit.findings import EXCLUSIONS, FOLDER, Audit, exclusion_file
+    from vlmpipe.trainer.audit.images.search import max_compared
+    from vlmpipe.trainer.config.job import AuditConfig, JobConfig
+    from vlmpipe.trainer.distributed.agreement import on_first
+    from vlmpipe.trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
+    from vlmpipe.trainer.models.image_threads import use_threads
+    from vlmpipe.trainer.progress import Progress
+    from vlmpipe.trainer.storage import open_storage
+    from vlmpipe.trainer.storage.base import Storage, join_uri
 
 
 def audit_run(job: JobConfig, worker: ProcessContext) -> None:

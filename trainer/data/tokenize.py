@@ -8,6 +8,7 @@ Its format resembles LLaVA's:
 
 from __future__ import annotations
 
+import json
 import re
 import tempfile
 import unicodedata
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 FOLDER = "tokenizer"  # in prepared data
+GENERAL_CLASS = "TokenizersBackend"  # of transformers: everything is in tokenizer.json
 TRAINED_PREFIX = "train:"
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 SPECIALS = (PAD, BOS, EOS, IMAGE_TOKEN)
@@ -119,13 +121,16 @@ def training_texts(turns: Iterable[Turn]) -> Iterable[str]:
 
 
 def load_tokenizer(storage: Storage) -> PreTrainedTokenizerFast:
-    """The tokenizer saved with prepared data."""
-    from transformers import AutoTokenizer
-
+    """The tokenizer saved with prepared data. One of transformers' general class needs no torch."""
     with tempfile.TemporaryDirectory() as scratch:
         for info in storage.list(FOLDER):
             Path(scratch, Path(info.name).name).write_bytes(storage.read(info.name))
-        return AutoTokenizer.from_pretrained(scratch, trust_remote_code=False)
+        settings = Path(scratch, "tokenizer_config.json")
+        if settings.is_file() and json.loads(settings.read_bytes()).get("tokenizer_class") == GENERAL_CLASS:
+            from transformers import PreTrainedTokenizerFast as Loader  # the general class
+        else:
+            from transformers import AutoTokenizer as Loader  # finds the class, and looks for a model's configuration
+        return Loader.from_pretrained(scratch, trust_remote_code=False)
 
 
 def _train(size: int, texts: Iterable[str], around: list[str]) -> PreTrainedTokenizerFast:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import time
@@ -144,6 +145,7 @@ def run_worker(main: Callable[[], int | None]) -> None:
     It ends by `os._exit` because gloo's threads can abort a finished process at exit (pytorch#190489). After a clean
     run all ranks meet at a barrier first, so that none closes its connections while another still uses them.
     """
+    gc.freeze()  # the modules that are loaded, which stay: no search for cycles goes through them
     code = run_main(main)
     if dist.is_initialized() and code in (ExitCode.OK, ExitCode.PREEMPTED):
         dist.barrier(group=patient_group())

@@ -16,55 +16,58 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-import torch.distributed as dist
+from vlmpipe.trainer.gc_control import collector_off
 
-from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.data.chat.encode import Chat
-from vlmpipe.trainer.data.loader import PackedLoader
-from vlmpipe.trainer.data.sampler import PackedBatchSampler
-from vlmpipe.trainer.data.shards.index import Index, SplitIndex
-from vlmpipe.trainer.data.shards.prepared_files import open_prepared
-from vlmpipe.trainer.dataloading.batches import cached_images, collate, online_images
-from vlmpipe.trainer.dataloading.readers import open_readers
-from vlmpipe.trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
-from vlmpipe.trainer.errors import DataError
-from vlmpipe.trainer.evaluation.answer import AnsweringModel
-from vlmpipe.trainer.evaluation.baseline.score import Asking, StartWeights
-from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
-from vlmpipe.trainer.evaluation.benchmarks.like_train import validation_images_like_train
-from vlmpipe.trainer.evaluation.benchmarks.run import open_benchmarks, run_benchmarks
-from vlmpipe.trainer.evaluation.confusion_matrix import confusions
-from vlmpipe.trainer.evaluation.examiner import Examiner, examiner_of
-from vlmpipe.trainer.evaluation.held_out.champion import rescore
-from vlmpipe.trainer.evaluation.held_out.champion_pointer import champion_of
-from vlmpipe.trainer.evaluation.held_out.field_slices import field_slices
-from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, answer, shares_of, with_images
-from vlmpipe.trainer.evaluation.held_out.result import (
-    Pairs,
-    champion_scores,
-    control_scores,
-    cut_answers,
-    paired_answers,
-)
-from vlmpipe.trainer.evaluation.held_out.shuffled_images import ShuffledImages
-from vlmpipe.trainer.evaluation.metrics import Prediction, Question, majority_baseline, scores
-from vlmpipe.trainer.evaluation.quantized.scores import QuantizedExports, require_quantizing
-from vlmpipe.trainer.evaluation.validation_loss import as_in_training
-from vlmpipe.trainer.hooks.table import features_of
-from vlmpipe.trainer.models.image_processor import image_preparer
-from vlmpipe.trainer.models.image_threads import use_threads
-from vlmpipe.trainer.models.image_tokens import image_form_of
-from vlmpipe.trainer.models.layers.recompute_policy import Recompute
-from vlmpipe.trainer.models.loss.pairs import answer_tokens
-from vlmpipe.trainer.progress import Progress
-from vlmpipe.trainer.records.evaluation import Evaluation
-from vlmpipe.trainer.records.evaluation_notes import cut_sentence
-from vlmpipe.trainer.serving.exported_model import load_export
-from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.base import Storage
-from vlmpipe.trainer.storage.export_manifest import require_whole_export
-from vlmpipe.trainer.storage.records import seal_lines, write_record
+with collector_off():
+    import torch
+    import torch.distributed as dist
+
+    from vlmpipe.trainer.config.job import JobConfig
+    from vlmpipe.trainer.data.chat.encode import Chat
+    from vlmpipe.trainer.data.loader import PackedLoader
+    from vlmpipe.trainer.data.sampler import PackedBatchSampler
+    from vlmpipe.trainer.data.shards.index import Index, SplitIndex
+    from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+    from vlmpipe.trainer.dataloading.batches import cached_images, collate, online_images
+    from vlmpipe.trainer.dataloading.readers import open_readers
+    from vlmpipe.trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
+    from vlmpipe.trainer.errors import DataError
+    from vlmpipe.trainer.evaluation.answer import AnsweringModel
+    from vlmpipe.trainer.evaluation.baseline.score import Asking, StartWeights
+    from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
+    from vlmpipe.trainer.evaluation.benchmarks.like_train import validation_images_like_train
+    from vlmpipe.trainer.evaluation.benchmarks.run import open_benchmarks, run_benchmarks
+    from vlmpipe.trainer.evaluation.confusion_matrix import confusions
+    from vlmpipe.trainer.evaluation.examiner import Examiner, examiner_of
+    from vlmpipe.trainer.evaluation.held_out.champion import rescore
+    from vlmpipe.trainer.evaluation.held_out.champion_pointer import champion_of
+    from vlmpipe.trainer.evaluation.held_out.field_slices import field_slices
+    from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, answer, shares_of, with_images
+    from vlmpipe.trainer.evaluation.held_out.result import (
+        Pairs,
+        champion_scores,
+        control_scores,
+        cut_answers,
+        paired_answers,
+    )
+    from vlmpipe.trainer.evaluation.held_out.shuffled_images import ShuffledImages
+    from vlmpipe.trainer.evaluation.metrics import Prediction, Question, majority_baseline, scores
+    from vlmpipe.trainer.evaluation.quantized.scores import QuantizedExports, require_quantizing
+    from vlmpipe.trainer.evaluation.validation_loss import as_in_training
+    from vlmpipe.trainer.hooks.table import features_of
+    from vlmpipe.trainer.models.image_processor import image_preparer
+    from vlmpipe.trainer.models.image_threads import use_threads
+    from vlmpipe.trainer.models.image_tokens import image_form_of
+    from vlmpipe.trainer.models.layers.recompute_policy import Recompute
+    from vlmpipe.trainer.models.loss.pairs import answer_tokens
+    from vlmpipe.trainer.progress import Progress
+    from vlmpipe.trainer.records.evaluation import Evaluation
+    from vlmpipe.trainer.records.evaluation_notes import cut_sentence
+    from vlmpipe.trainer.serving.exported_model import load_export
+    from vlmpipe.trainer.storage import open_storage
+    from vlmpipe.trainer.storage.base import Storage
+    from vlmpipe.trainer.storage.export_manifest import require_whole_export
+    from vlmpipe.trainer.storage.records import seal_lines, write_record
 
 LOSS_ROWS_PER_RANK = 1  # the memory of the machine is not known, nor how long a packed sequence is
 

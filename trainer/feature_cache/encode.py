@@ -15,40 +15,43 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-import numpy as np
-import torch
-from torch import Tensor, nn
+from vlmpipe.trainer.gc_control import collector_off
 
-from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.data.shards.image_index import ImageLocation, UniqueImages
-from vlmpipe.trainer.data.shards.index import Index
-from vlmpipe.trainer.data.shards.prepared_files import open_prepared
-from vlmpipe.trainer.data.shards.tar import ShardReader
-from vlmpipe.trainer.distributed.agreement import agree, gather, meet, together
-from vlmpipe.trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
-from vlmpipe.trainer.feature_cache.reader import FeatureShards
-from vlmpipe.trainer.feature_cache.store import (
-    DESCRIPTION,
-    SHARD,
-    SIDECAR,
-    features_uri,
-    shard_name,
-    write_description,
-    write_shard,
-)
-from vlmpipe.trainer.models.image_inputs import Images
-from vlmpipe.trainer.models.image_processor import image_preparer
-from vlmpipe.trainer.models.image_threads import use_threads
-from vlmpipe.trainer.models.image_tokens import image_form_of
-from vlmpipe.trainer.models.layers.bf16 import cast_to_bf16, use_tf32
-from vlmpipe.trainer.models.registry import family_of
-from vlmpipe.trainer.progress import Progress
-from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.base import Storage
-from vlmpipe.trainer.storage.outage import patiently
-from vlmpipe.trainer.storage.transfer import in_parallel
-from vlmpipe.trainer.threads import thread_pool
-from vlmpipe.trainer.weights_digest import weights_sha256
+with collector_off():
+    import numpy as np
+    import torch
+    from torch import Tensor, nn
+
+    from vlmpipe.trainer.config.job import JobConfig
+    from vlmpipe.trainer.data.shards.image_index import ImageLocation, UniqueImages
+    from vlmpipe.trainer.data.shards.index import Index
+    from vlmpipe.trainer.data.shards.prepared_files import open_prepared
+    from vlmpipe.trainer.data.shards.tar import ShardReader
+    from vlmpipe.trainer.distributed.agreement import agree, gather, meet, together
+    from vlmpipe.trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
+    from vlmpipe.trainer.feature_cache.reader import FeatureShards
+    from vlmpipe.trainer.feature_cache.store import (
+        DESCRIPTION,
+        SHARD,
+        SIDECAR,
+        features_uri,
+        shard_name,
+        write_description,
+        write_shard,
+    )
+    from vlmpipe.trainer.models.image_inputs import Images
+    from vlmpipe.trainer.models.image_processor import image_preparer
+    from vlmpipe.trainer.models.image_threads import use_threads
+    from vlmpipe.trainer.models.image_tokens import image_form_of
+    from vlmpipe.trainer.models.layers.bf16 import cast_to_bf16, use_tf32
+    from vlmpipe.trainer.models.registry import family_of
+    from vlmpipe.trainer.progress import Progress
+    from vlmpipe.trainer.storage import open_storage
+    from vlmpipe.trainer.storage.base import Storage
+    from vlmpipe.trainer.storage.outage import patiently
+    from vlmpipe.trainer.storage.transfer import in_parallel
+    from vlmpipe.trainer.threads import thread_pool
+    from vlmpipe.trainer.weights_digest import weights_sha256
 
 READERS = 2  # threads, each of which reads the images of one batch; two batches wait for each
 Batch = TypeVar("Batch")

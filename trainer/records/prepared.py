@@ -18,7 +18,7 @@ class DataPointers(Record):
     STEP: ClassVar[str] = "prepare-data"
 
     prepared_uri: str = Field(description="Prepared data of this run.")
-    features_uri: str = Field(description="Feature store of this run's tower; empty where no features are used.")
+    features_uri: str = Field(description="Feature store of this run's tower; may be empty where features are off.")
     features: Literal["encode", "reuse", "off"] = Field(
         description="Whether features are used, and if any are missing."
     )

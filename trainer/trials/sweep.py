@@ -15,22 +15,25 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from vlmpipe.trainer import launch
-from vlmpipe.trainer.config.job import JobConfig, secrets_of
-from vlmpipe.trainer.distributed.cluster_env import read_cluster
-from vlmpipe.trainer.distributed.process import run_worker
-from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
-from vlmpipe.trainer.preflight.machine import require_machine
-from vlmpipe.trainer.progress import Progress
-from vlmpipe.trainer.records.evaluation import Evaluation
-from vlmpipe.trainer.records.prepared import DataPointers
-from vlmpipe.trainer.records.step import read_step
-from vlmpipe.trainer.records.sweep import JOB_STEP, FeaturesError, Outcome, Sweep, SweepTraining
-from vlmpipe.trainer.secret_manager import use_secrets
-from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.records import RUN_FILE, read_record
-from vlmpipe.trainer.trials.files import is_done, settings_sha256
-from vlmpipe.trainer.trials.forked import Ended, ForkedChildren
+from vlmpipe.trainer.gc_control import collector_off
+
+with collector_off():
+    from vlmpipe.trainer import launch
+    from vlmpipe.trainer.config.job import JobConfig, secrets_of
+    from vlmpipe.trainer.distributed.cluster_env import read_cluster
+    from vlmpipe.trainer.distributed.process import run_worker
+    from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
+    from vlmpipe.trainer.preflight.machine import require_machine
+    from vlmpipe.trainer.progress import Progress
+    from vlmpipe.trainer.records.evaluation import Evaluation
+    from vlmpipe.trainer.records.prepared import DataPointers
+    from vlmpipe.trainer.records.step import read_step
+    from vlmpipe.trainer.records.sweep import JOB_STEP, FeaturesError, Outcome, Sweep, SweepTraining
+    from vlmpipe.trainer.secret_manager import use_secrets
+    from vlmpipe.trainer.storage import open_storage
+    from vlmpipe.trainer.storage.records import RUN_FILE, read_record
+    from vlmpipe.trainer.trials.files import is_done, settings_sha256
+    from vlmpipe.trainer.trials.forked import Ended, ForkedChildren
 
 CLUSTER_VARIABLES = ("CLUSTER_SPEC", "TF_CONFIG")
 
@@ -161,9 +164,11 @@ def _prepared(training: SweepTraining) -> DataPointers:
 
 def _forked(run_uris: Sequence[str]) -> Run:
     """Run each training in a child of this process, which imports everything once."""
-    import vlmpipe.trainer.evaluation.evaluate as evaluation
-    import vlmpipe.trainer.train as training
-    from vlmpipe.trainer.models.registry import family_of
+    with collector_off():
+        import vlmpipe.trainer.checkpoint.sync  # noqa: F401, what `_export` imports
+        import vlmpipe.trainer.evaluation.evaluate as evaluation
+        import vlmpipe.trainer.train as training
+        from vlmpipe.trainer.models.registry import family_of
 
     for run_uri in run_uris:
         with contextlib.suppress(UserError):  # the training says it

@@ -25,6 +25,7 @@ from vlmpipe import planner
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError, UserError
+from vlmpipe.trainer.gc_control import collector_off
 from vlmpipe.trainer.models.grid_images import MAX_CONFIG_BYTES
 from vlmpipe.trainer.storage.base import Storage
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -71,7 +72,8 @@ def disk_cached(find: Callable[Concatenate[str, P], R]) -> Callable[Concatenate[
 
 def _analysed(find: Callable[Concatenate[str, P], R], model: str, *args: P.args, **kwargs: P.kwargs) -> R:
     try:
-        return find(model, *args, **kwargs)
+        with collector_off():
+            return find(model, *args, **kwargs)
     except UserError:
         raise
     except Exception as error:  # whatever torch and transformers raise where a configuration makes no model

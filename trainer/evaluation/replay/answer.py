@@ -13,23 +13,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+from vlmpipe.trainer.gc_control import collector_off
 
-from vlmpipe.trainer.config.data import REPLAY_SAMPLES
-from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.distributed.agreement import agree, meet, on_first
-from vlmpipe.trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
-from vlmpipe.trainer.errors import DataError
-from vlmpipe.trainer.evaluation.answer import AnsweringModel, answer_questions, ask_about
-from vlmpipe.trainer.evaluation.replay.questions import QUESTIONS, part_name
-from vlmpipe.trainer.evaluation.replay.start_model import answering_start
-from vlmpipe.trainer.models.image_threads import use_threads
-from vlmpipe.trainer.progress import Progress
-from vlmpipe.trainer.records.replay import ReplayAnswers, ReplayPart, ReplayPointer, ReplayQuestions
-from vlmpipe.trainer.storage import open_storage
-from vlmpipe.trainer.storage.base import Storage
-from vlmpipe.trainer.storage.records import read_record, write_record
+with collector_off():
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from vlmpipe.trainer.config.data import REPLAY_SAMPLES
+    from vlmpipe.trainer.config.job import JobConfig
+    from vlmpipe.trainer.distributed.agreement import agree, meet, on_first
+    from vlmpipe.trainer.distributed.process import PATIENCE, ProcessContext, run_worker, start_worker
+    from vlmpipe.trainer.errors import DataError
+    from vlmpipe.trainer.evaluation.answer import AnsweringModel, answer_questions, ask_about
+    from vlmpipe.trainer.evaluation.replay.questions import QUESTIONS, part_name
+    from vlmpipe.trainer.evaluation.replay.start_model import answering_start
+    from vlmpipe.trainer.models.image_threads import use_threads
+    from vlmpipe.trainer.progress import Progress
+    from vlmpipe.trainer.records.replay import ReplayAnswers, ReplayPart, ReplayPointer, ReplayQuestions
+    from vlmpipe.trainer.storage import open_storage
+    from vlmpipe.trainer.storage.base import Storage
+    from vlmpipe.trainer.storage.records import read_record, write_record
 
 SCHEMA = pa.schema([(name, pa.string()) for name in ("id", "question", "answer", "split")] + [("image", pa.binary())])
 COUNTS = "counts"  # folder of each part's ReplayPart

@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.chat.encode import IGNORED, Chat
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.tokenize import (
     CHAT_TEMPLATE,
+    FOLDER,
+    GENERAL_CLASS,
     MAX_TRAINING_CHARS,
     covers,
     load_tokenizer,
@@ -53,6 +55,18 @@ def space_marking() -> PreTrainedTokenizerFast:
 TOKENIZERS = {"byte_level": byte_level(), "space_marking": space_marking()}
 BOTH = pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS.keys())
 PLAIN_TEXT = st.text(st.sampled_from("ab 7.,é?\nUSERx:"), min_size=1, max_size=12).map(str.strip).filter(bool)
+
+
+@BOTH
+def test_a_saved_tokenizer_of_the_general_class_loads_as_transformers_loads_it(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    tokenizer.save_pretrained(tmp_path / FOLDER)
+    loaded, theirs = load_tokenizer(LocalStorage(tmp_path)), AutoTokenizer.from_pretrained(tmp_path / FOLDER)
+    assert type(loaded) is type(theirs) and type(loaded).__name__ == GENERAL_CLASS
+    assert {**loaded.init_kwargs, "name_or_path": ""} == {**theirs.init_kwargs, "name_or_path": ""}
+    assert loaded.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
+    assert (loaded.chat_template, loaded.special_tokens_map) == (theirs.chat_template, theirs.special_tokens_map)
 
 
 def through_template(messages: list[dict[str, Any]], tokenizer: Any, counts: list[int], **options: Any) -> list[int]:
