@@ -16,7 +16,7 @@ STAND_INS = {
     "tests/fakes/bigquery.py": f"{HERE}/test_bigquery.py::test_a_request_with_one_fault_is_refused",
     "tests/fakes/chat_model.py": f"{HERE}/test_small_servers.py::test_a_question_with_one_fault_is_refused",
     "tests/fakes/cloud_run/server.py": (
-        "tests/integration/vlmpipe/platforms/test_cloud_run.py::test_traffic_and_revisions_are_checked_by_the_server"
+        f"{HERE}/test_cloud_run_rules.py::test_traffic_and_revisions_are_checked_by_the_server"
     ),
     "tests/fakes/gcs/accounts.py": (
         "tests/e2e/test_accounts.py::test_without_the_jobs_grant_on_the_data_bucket_the_evaluation_is_refused"
@@ -48,9 +48,7 @@ STAND_INS = {
     "tests/fakes/vertex/metadata.py": (
         "tests/integration/components/test_vertex_experiments.py::test_the_server_refuses_what_the_service_would"
     ),
-    "tests/fakes/vertex/models.py": (
-        "tests/integration/vlmpipe/registry/test_vertex_models.py::test_an_upload_with_one_fault_is_refused"
-    ),
+    "tests/fakes/vertex/models.py": f"{HERE}/test_vertex_models.py::test_an_upload_with_one_fault_is_refused",
     "tests/fakes/vertex/server.py": f"{HERE}/test_vertex.py::test_the_log_takes_one_filter",
     "tests/fakes/vertex/templates.py": "tests/integration/pipelines/test_templates.py::test_the_server_is_strict",
     "tests/fakes/vertex/tuning_jobs.py": f"{HERE}/test_vertex_rules.py::test_a_job_with_one_fault_is_refused",
