@@ -10,12 +10,13 @@ import base64
 import binascii
 import io
 import json
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from PIL import Image, UnidentifiedImageError
+
+from vlmpipe.rehearsal.http_server import HttpServer
 
 PATH = "/v1/chat/completions"
 KNOWN = {"model", "messages", "max_tokens", "temperature", "stream"}
@@ -100,23 +101,13 @@ def _read(messages: list[dict[str, Any]]) -> tuple[str, int]:
     return "".join(texts), images
 
 
-class ChatModelServer:
+class ChatModelServer(HttpServer):
     """The server, on a free port. `refuses` is the status of all answers from now on."""
 
     def __init__(self, name: str, answer: Callable[[str], str]) -> None:
+        super().__init__(_handler(self))
         self.name, self.answer, self.refuses, self.asked = name, answer, 0, 0
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1/chat/completions"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-
-    def __enter__(self) -> ChatModelServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self.url = f"{self.endpoint}{PATH}"
 
 
 def _handler(fake: ChatModelServer) -> type[BaseHTTPRequestHandler]:

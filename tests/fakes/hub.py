@@ -13,12 +13,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import quote, unquote, urlsplit
+
+from vlmpipe.rehearsal.http_server import HttpServer
 
 COMMIT = "0" * 40
 FILE = re.compile(r"/(?P<repo>[\w.-]+/[\w.-]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
@@ -202,16 +203,9 @@ class _Handler(BaseHTTPRequestHandler):
 def running_hub(**repositories: Repository) -> Iterator[FakeHub]:
     """Serve repositories, by their ids with `__` for the slash."""
     hub = FakeHub({name.replace("__", "/"): repository for name, repository in repositories.items()})
-    servers = [
-        ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Handler,), {"hub": hub, "is_store": is_store}))
-        for is_store in (False, True)
-    ]
-    hub.endpoint, hub.store = (f"http://127.0.0.1:{server.server_port}" for server in servers)
-    for server in servers:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    try:
+    own, store = (
+        HttpServer(type("Bound", (_Handler,), {"hub": hub, "is_store": is_store})) for is_store in (False, True)
+    )
+    with own, store:
+        hub.endpoint, hub.store = own.endpoint, store.endpoint
         yield hub
-    finally:
-        for server in servers:
-            server.shutdown()
-            server.server_close()

@@ -14,18 +14,19 @@ import base64
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import unquote
 
 import yaml
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
+
+from vlmpipe.rehearsal.http_server import HttpServer
 
 LARGE = (".safetensors",)
 MAX_FILES = 256  # of one question how to send them (huggingface_hub's _fetch_upload_modes)
@@ -298,12 +299,6 @@ def running_upload_hub(**writers: str) -> Iterator[UploadHub]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
+    with HttpServer(Handler) as server:
+        hub.endpoint = server.endpoint
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()

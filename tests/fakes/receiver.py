@@ -9,39 +9,25 @@ from __future__ import annotations
 import base64
 import json
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from vlmpipe.rehearsal.http_server import HttpServer
 
 ACCESS = re.compile(r"/v1/projects/[^/]+/secrets/[\w-]{1,255}/versions/([1-9]\d*|[a-z][\w-]*):access")
 
 
-class Receiver:
+class Receiver(HttpServer):
     """Keeps what is posted; answers with the next of `codes`, then with 200. `secrets` are Secret Manager's, which is
     as often busy as `secret_codes` says; `asked` are the names that were asked for."""
 
     def __init__(self) -> None:
+        super().__init__(_handler_class(self))
         self.messages: list[dict[str, Any]] = []
         self.codes: list[int] = []
         self.secrets: dict[str, str] = {}
         self.secret_codes: list[int] = []
         self.asked: list[str] = []
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_class(self))
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
-
-    def __enter__(self) -> Receiver:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_port}"
 
 
 def _handler_class(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
@@ -72,7 +58,7 @@ def _handler_class(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
             self.send_response(code)
             self.send_header("Content-Length", str(len(data)))
             if code == 302:
-                self.send_header("Location", f"{receiver.address}/elsewhere")
+                self.send_header("Location", f"{receiver.endpoint}/elsewhere")
             self.end_headers()
             self.wfile.write(data)
 

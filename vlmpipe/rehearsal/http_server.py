@@ -16,13 +16,11 @@ class ApiError(Exception):
         self.code, self.message, self.reason, self.headers = code, message, reason, headers or {}
 
 
-class LocalServer:
-    """Serves from memory, one thread a connection. `lock` is held while a request takes effect."""
+class HttpServer:
+    """Serves while it is entered, one thread a connection, on a free port."""
 
-    def __init__(self, handler: type[Handler]) -> None:
-        self.requests: list[str] = []  # "METHOD path?query" of every request that arrived
-        self.lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type(handler.__name__, (handler,), {"fake": self}))
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
 
@@ -38,6 +36,15 @@ class LocalServer:
     @property
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self._server.server_port}"
+
+
+class LocalServer(HttpServer):
+    """Serves from memory. `lock` is held while a request takes effect."""
+
+    def __init__(self, handler: type[Handler]) -> None:
+        super().__init__(type(handler.__name__, (handler,), {"fake": self}))
+        self.requests: list[str] = []  # "METHOD path?query" of every request that arrived
+        self.lock = threading.Lock()
 
 
 class Handler(BaseHTTPRequestHandler):

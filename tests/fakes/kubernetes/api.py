@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -29,6 +29,7 @@ from tests.fakes.kubernetes.train_job_rules import (
     unknown_fields,
     violations,
 )
+from vlmpipe.rehearsal.http_server import HttpServer
 
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 USER, TOKEN = "system:serviceaccount:team:pipeline-runner", "a-token"
@@ -58,10 +59,11 @@ class Refused(Exception):
         self.code, self.message, self.name, self.plain = code, message, name, plain
 
 
-class FakeKubernetes:
+class FakeKubernetes(HttpServer):
     """The server: one namespace, state in memory, one lock around each request."""
 
     def __init__(self, namespace: str = "team") -> None:
+        super().__init__(_handler_class(self))
         self.namespace = namespace
         self.installed = True  # whether there is a CRD of TrainJobs
         self.runtimes = {"torch-distributed"}
@@ -82,24 +84,15 @@ class FakeKubernetes:
         self.requests: list[str] = []
         self.lock = threading.Lock()
         self._leaving: dict[str, int] = {}
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_class(self))
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
 
-    def __enter__(self) -> FakeKubernetes:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
         for life in self.lives.values():
             life.end()
 
     def kubeconfig(self, folder: Path) -> Path:
         """A kubeconfig that leads here."""
-        server = {"server": f"http://127.0.0.1:{self._server.server_port}"}
+        server = {"server": self.endpoint}
         context = {"cluster": "fake", "user": "runner", "namespace": self.namespace}
         content = {
             "apiVersion": "v1",

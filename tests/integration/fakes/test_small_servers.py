@@ -106,13 +106,13 @@ def receiver() -> Iterator[Receiver]:
     ],
 )
 def test_secret_manager_gives_a_version_to_who_may_read_it(receiver: Receiver, path: str, code: int) -> None:
-    found, answer = ask(receiver.address, "GET", path)
+    found, answer = ask(receiver.endpoint, "GET", path)
     assert found == code and (code != 200 or base64.b64decode(answer["payload"]["data"]) == b"s3cret")
 
 
 def test_a_webhook_takes_json_and_nothing_else(receiver: Receiver) -> None:
     receiver.codes = [500]
-    assert ask(receiver.address, "POST", "/hook", {"text": "a"})[0] == 500
-    assert ask(receiver.address, "POST", "/hook", {"text": "b"}, kind="text/plain")[0] == 415
-    assert ask(receiver.address, "POST", "/hook", {"text": "c"})[0] == 200
+    assert ask(receiver.endpoint, "POST", "/hook", {"text": "a"})[0] == 500
+    assert ask(receiver.endpoint, "POST", "/hook", {"text": "b"}, kind="text/plain")[0] == 415
+    assert ask(receiver.endpoint, "POST", "/hook", {"text": "c"})[0] == 200
     assert receiver.messages == [{"text": "c"}]

@@ -81,7 +81,7 @@ def receiver(config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def notifying(config: RunConfig, receiver: Receiver) -> RunConfig:
-    told = [f"notify.webhook={receiver.address}", "notify.email=[a@b.org]"]
+    told = [f"notify.webhook={receiver.endpoint}", "notify.email=[a@b.org]"]
     return load_run_file(ROOT / "configs/digits.yaml", [f"output.root_uri={config.output.root_uri}", *told])
 
 

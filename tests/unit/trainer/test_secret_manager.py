@@ -34,7 +34,7 @@ def secret_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
         monkeypatch.setenv(name, "")  # so that what is set is taken back
     with Receiver() as receiver:
         receiver.secrets = {NAME: VALUE}
-        monkeypatch.setattr(secret_manager, "SECRET_MANAGER", receiver.address)
+        monkeypatch.setattr(secret_manager, "SECRET_MANAGER", receiver.endpoint)
         yield receiver
 
 

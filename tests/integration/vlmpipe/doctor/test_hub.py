@@ -136,7 +136,7 @@ def test_the_hub_is_asked_with_the_token_of_the_jobs(hub: FakeHub, monkeypatch: 
     hub.repositories["org/tower"] = Repository(revisions=("v1",), readers=(TOKEN,))
     with Receiver() as receiver:
         receiver.secrets = {"projects/p/secrets/hub/versions/latest": TOKEN}
-        monkeypatch.setattr("vlmpipe.trainer.secret_manager.SECRET_MANAGER", receiver.address)
+        monkeypatch.setattr("vlmpipe.trainer.secret_manager.SECRET_MANAGER", receiver.endpoint)
         monkeypatch.setenv("HF_TOKEN", "restored afterwards")
         found = lookups(**TOWER, model__hub_token_secret="projects/p/secrets/hub")
         assert [one.state for one in found] == ["ok", "ok"]

@@ -40,7 +40,7 @@ def test_replicas_get_the_run_files_secrets_and_their_logs_hide_them(
     write_record(LocalStorage(tmp_path / "run"), "run.json", {"secrets": {"TRACKER": name, "MINE": name}})
     with Receiver() as receiver:
         receiver.secrets[name] = "correct horse"
-        monkeypatch.setattr("vlmpipe.trainer.secret_manager.SECRET_MANAGER", receiver.address)
+        monkeypatch.setattr("vlmpipe.trainer.secret_manager.SECRET_MANAGER", receiver.endpoint)
         run(spec(tmp_path, pool(tmp_path, 'print("got", os.environ["TRACKER"], "and", os.environ["MINE"])')))
         assert receiver.asked == [name], "once for the machine, and not for a variable that is there"
     (log,) = (tmp_path / "run").rglob("workerpool0-0.log")

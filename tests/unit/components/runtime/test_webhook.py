@@ -28,7 +28,7 @@ SECRET = "projects/my-project/secrets/chat"
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     monkeypatch.setattr(webhook, "PAUSES_S", (0.0, 0.0))
     with Receiver() as server:
-        monkeypatch.setattr("vlmpipe.trainer.secret_manager.SECRET_MANAGER", server.address)
+        monkeypatch.setattr("vlmpipe.trainer.secret_manager.SECRET_MANAGER", server.endpoint)
         yield server
 
 
@@ -37,7 +37,7 @@ FAILED = Ending("failed", "train", 65, "loss is nan\nmore")
 
 
 def test_a_failure_message_has_step_code_and_error(receiver: Receiver) -> None:
-    assert webhook.send_notification(receiver.address, RUN, FAILED) == "webhook notified (200)"
+    assert webhook.send_notification(receiver.endpoint, RUN, FAILED) == "webhook notified (200)"
     (message,) = receiver.messages
     told = {key: message[key] for key in ("run_id", "outcome", "step", "exit_code", "error")}
     assert told == {"run_id": "r1", "outcome": "failed", "step": "train", "exit_code": 65, "error": "loss is nan"}
@@ -60,7 +60,7 @@ def test_a_run_that_was_stopped_says_where() -> None:
 
 
 def test_the_address_is_read_from_secret_manager(receiver: Receiver) -> None:
-    receiver.secrets = {f"{SECRET}/versions/latest": f"{receiver.address}/a\n", f"{SECRET}/versions/3": "http://no:1"}
+    receiver.secrets = {f"{SECRET}/versions/latest": f"{receiver.endpoint}/a\n", f"{SECRET}/versions/3": "http://no:1"}
     assert webhook.send_notification(SECRET, RUN, FAILED) == "webhook notified (200)"
     assert "the connection failed" in webhook.send_notification(f"{SECRET}/versions/3", RUN, FAILED)
 
@@ -76,7 +76,7 @@ def test_the_address_is_read_from_secret_manager(receiver: Receiver) -> None:
 )
 def test_unreachable_webhook_is_reported(receiver: Receiver, codes: list[int], said: str, messages: int) -> None:
     receiver.codes = codes
-    told = webhook.send_notification(receiver.address, RUN, FAILED)
+    told = webhook.send_notification(receiver.endpoint, RUN, FAILED)
     assert (told, len(receiver.messages)) == (said, messages)
 
 
@@ -168,7 +168,7 @@ def test_the_exit_handler_writes_nothing_for_a_run_id_that_is_refused(
     root = tmp_path / "root"
     root.mkdir()
     status = PipelineTaskFinalStatus("FAILED", "projects/p/j", "run", 1, "resolve-run failed")
-    notify(run_id, "job-1", str(root), receiver.address, "register-model", status)
+    notify(run_id, "job-1", str(root), receiver.endpoint, "register-model", status)
     (message,) = receiver.messages
     assert (message["outcome"], message["step"], message["exit_code"]) == ("failed", "resolve-run", 64)
     assert "run_id is" in message["text"] and list(tmp_path.rglob("*")) == [root]
@@ -181,7 +181,7 @@ def test_the_exit_handler_of_a_job_that_was_refused_leaves_the_holders_folder_as
     take_folder(run, Holder("job-1", "vertex"), lambda _: RUNNING)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     status = PipelineTaskFinalStatus("FAILED", "projects/p/j", "run", 1, "resolve-run failed")
-    notify("one", "job-2", str(tmp_path), receiver.address, "register-model", status)
+    notify("one", "job-2", str(tmp_path), receiver.endpoint, "register-model", status)
     (message,) = receiver.messages
     assert (message["outcome"], message["step"], message["exit_code"]) == ("failed", "resolve-run", 69)
     assert "pipeline job job-1 holds the run's folder" in message["text"]

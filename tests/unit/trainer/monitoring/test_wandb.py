@@ -98,8 +98,8 @@ def test_refused_access_does_not_stop_training(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with Receiver() as receiver:
-        monkeypatch.setenv("WANDB_BASE_URL", receiver.address)
-        monkeypatch.setattr("vlmpipe.trainer.secret_manager.SECRET_MANAGER", receiver.address)
+        monkeypatch.setenv("WANDB_BASE_URL", receiver.endpoint)
+        monkeypatch.setattr("vlmpipe.trainer.secret_manager.SECRET_MANAGER", receiver.endpoint)
         assert open_wandb(job(project="digits", **settings)) is None
     said = capfd.readouterr().err
     assert "train: warning: Weights & Biases: no metrics: " in said and words in said
@@ -153,7 +153,7 @@ def test_the_key_comes_from_secret_manager_and_is_not_printed(
     monkeypatch.setenv("WANDB_MODE", "offline")
     with Receiver() as receiver:
         receiver.secrets = {"projects/p/secrets/wandb/versions/latest": key}
-        monkeypatch.setattr("vlmpipe.trainer.secret_manager.SECRET_MANAGER", receiver.address)
+        monkeypatch.setattr("vlmpipe.trainer.secret_manager.SECRET_MANAGER", receiver.endpoint)
         wandb_log = open_wandb(job(project="digits", api_key_secret="projects/p/secrets/wandb"))
     assert wandb_log
     wandb_log.close()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import http.server
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.trainer.tiny_runs import TINY, merged
+from vlmpipe.rehearsal.http_server import HttpServer
 from vlmpipe.trainer import secret_manager
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.serving import local_server
@@ -34,13 +34,8 @@ def other() -> Iterator[int]:
         def log_message(self, *arguments: object) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer((local_server.HOST, 0), Healthy)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield server.server_port
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with HttpServer(Healthy) as server:
+        yield int(server.endpoint.rpartition(":")[2])
 
 
 def test_a_port_in_use_is_refused_before_the_model_is_loaded(

@@ -187,7 +187,7 @@ def test_a_token_of_its_own_is_read_from_its_secret(run: Path, hub: UploadHub, m
     edit_hub(run, token_secret=name)
     monkeypatch.setenv("HF_TOKEN", "that-may-only-read")
     with Receiver() as receiver:
-        monkeypatch.setattr(secret_manager, "SECRET_MANAGER", receiver.address)
+        monkeypatch.setattr(secret_manager, "SECRET_MANAGER", receiver.endpoint)
         receiver.secrets = {f"{name}/versions/latest": TOKEN}
         upload_registered(str(run))
         receiver.secrets = {}

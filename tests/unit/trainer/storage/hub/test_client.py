@@ -96,7 +96,7 @@ def test_the_token_of_a_secret_opens_a_gated_model_and_is_not_printed(
     hub.repositories["org/model"] = Repository(content=CONTENT, readers=(TOKEN,), gated=True)
     with Receiver() as receiver:
         receiver.secrets = {"projects/p/secrets/hub/versions/latest": TOKEN}
-        monkeypatch.setattr("vlmpipe.trainer.secret_manager.SECRET_MANAGER", receiver.address)
+        monkeypatch.setattr("vlmpipe.trainer.secret_manager.SECRET_MANAGER", receiver.endpoint)
         use_hub_token(None)
         assert "HF_TOKEN" not in os.environ
         use_hub_token("projects/p/secrets/hub")
