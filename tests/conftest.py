@@ -64,6 +64,14 @@ def memory(_memories: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    """Syntax trees of all modules are millions of objects: looking for garbage in them takes a third of a test."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 # A signal that does not arrive where it should must not hold up the suite.
 SENDS_SIGNALS = re.compile(r"send_signal\(|os\.kill\(|os\.killpg\(|raise_signal\(|\.terminate\(\)|press_ctrl_c\(")
 SIGNAL_LIMIT_S = 240

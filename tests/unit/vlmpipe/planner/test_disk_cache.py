@@ -47,6 +47,10 @@ CACHED = [  # all functions of these modules whose results this process remember
     for function in vars(module).values()
     if hasattr(function, "cache_clear")
 ]
+ON_GPUS = [
+    "cluster.machine_type=a2-ultragpu-8g", "cluster.accelerator_type=NVIDIA_A100_80GB", "cluster.accelerator_count=8",
+    "cluster.processes_per_replica=auto", "gcp.location=us-central1", "train.global_batch_size=32",
+]  # fmt: skip
 PIPELINE = Case("pp", cached=False, changes={"features.cache": "off"})
 
 
@@ -235,18 +239,18 @@ def test_other_code_has_its_own_results_and_old_ones_are_deleted(
 
 def test_the_second_plan_needs_neither_torch_nor_transformers(folder: Path) -> None:
     """The first is of this process, which has both."""
-    run_file = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
+    run_file, overrides = ROOT / "configs/digits.yaml", ["plan.samples=1000", "plan.sample_tokens=100", *ON_GPUS]
     program = (
         "import json, sys\n"
         "from vlmpipe.config.run_config import load_run_file\n"
         "from vlmpipe.planner.plan import plan_run\n"
-        f"plan = plan_run(load_run_file({str(run_file)!r}, ()))\n"
+        f"plan = plan_run(load_run_file({str(run_file)!r}, {overrides!r}))\n"
         "heavy = [name for name in ('torch', 'transformers') if name in sys.modules]\n"
         "print(json.dumps([heavy, plan.memory.total_bytes, plan.cost.usd]))"
     )
     for function in CACHED:
         function.cache_clear()
-    first = plan_run(load_run_file(run_file, ()))
-    assert first.memory and first.cost and answers(folder)
+    first = plan_run(load_run_file(run_file, overrides))
+    assert first.memory and first.cost and first.cost.usd and answers(folder)
     second = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, stdout=subprocess.PIPE)
     assert json.loads(second.stdout) == [[], first.memory.total_bytes, first.cost.usd]
