@@ -25,6 +25,7 @@ from vlmpipe.platforms.step_context import FAILURE_VARIABLE, STOPPED_VARIABLE
 from vlmpipe.records.stage_folders import stage_run_id
 from vlmpipe.trainer.config.job import run_uri_of
 from vlmpipe.trainer.errors import ExitCode, run_main
+from vlmpipe.trainer.gc_control import collector_off
 from vlmpipe.trainer.records.step import read_steps
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import join_uri
@@ -48,9 +49,10 @@ def run_local(config: RunConfig, *, run_id: str) -> int:
     Must be called from the main thread of a process group of its own: a request to stop goes to the whole group, in
     which kfp.local starts the steps.
     """
-    from kfp import local
+    with collector_off():
+        from kfp import local
 
-    from vlmpipe.pipelines.training import build
+        from vlmpipe.pipelines.training import build
 
     root_uri = open_storage(config.output.root_uri).root_uri
     config = config.model_copy(update={"output": config.output.model_copy(update={"root_uri": root_uri})})
@@ -58,7 +60,8 @@ def run_local(config: RunConfig, *, run_id: str) -> int:
     stages = list(config.stage_runs())
     folders = [run_uri_of(root_uri, stage_run_id(run_id, stage, stages), "") for stage in stages]
     local.init(local.SubprocessRunner(use_venv=False), pipeline_root=join_uri(run_uri, "kfp"))
-    pipeline = build(config, "local")
+    with collector_off():
+        pipeline = build(config, "local")
     started_s = time.time()
     _pass_on_stop_requests()
     with tempfile.TemporaryDirectory(prefix="vlmpipe-") as scratch:

@@ -20,6 +20,7 @@ from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.config.weights.lora import LoraConfig
 from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError, os_errors
+from vlmpipe.trainer.gc_control import collector_off
 from vlmpipe.trainer.models.layers.adapter_targets import Targets
 from vlmpipe.trainer.models.layers.freeze import is_adapter, plain_name, tied_names
 from vlmpipe.trainer.models.layers.lora import ADAPTER, MAGNITUDE, adapters_of, peft_settings, rows_in
@@ -181,7 +182,8 @@ def merged_model(
     kind: type[PreTrainedModel], folder: Path, load: Callable[[type[PreTrainedModel], WeightsConfig], nn.Module]
 ) -> nn.Module:
     """The adapter in `folder` on its base, as PEFT loads and merges it. load: a pretrained model of `kind`, in fp32."""
-    import peft
+    with collector_off():
+        import peft
 
     settings = peft.PeftConfig.from_pretrained(str(folder))
     base = load(kind, WeightsConfig(weights=settings.base_model_name_or_path, revision=settings.revision or ""))

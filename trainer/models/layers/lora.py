@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.config.weights.lora import LoraConfig
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.gc_control import collector_off
 from vlmpipe.trainer.models.layers.adapter_targets import Targets, targets_of
 from vlmpipe.trainer.models.layers.experts import compute_weights, factors
 from vlmpipe.trainer.models.layers.freeze import plain_name, tied_names
@@ -63,7 +64,8 @@ def add_adapters(model: nn.Module, config: LoraConfig, *, unused: Iterable[nn.Mo
 
     Raises ConfigError for a target that is no linear layer of `config.parts`, and where PEFT adapts other layers.
     """
-    import peft
+    with collector_off():  # it loads bitsandbytes and torch's compiler
+        import peft
 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     targets = targets_of(model, config, unused)

@@ -20,6 +20,7 @@ from torch.distributed import ProcessGroup
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.dataloading.batches import MicroBatches, PackedBatch
 from vlmpipe.trainer.distributed.process import ProcessContext
+from vlmpipe.trainer.gc_control import collector_off
 from vlmpipe.trainer.hooks.table import average_of
 from vlmpipe.trainer.models.attention.mixers import BY_SAMPLE
 from vlmpipe.trainer.models.base import ShardingUnits
@@ -244,8 +245,9 @@ class Zero:
 
 def _import_deepspeed(worker: ProcessContext) -> ModuleType:
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if worker.device.type == "cuda" else "cpu")
-    import deepspeed
-    from deepspeed.ops import __compatible_ops__
+    with collector_off():
+        import deepspeed
+        from deepspeed.ops import __compatible_ops__
 
     # An optional extension. Its build takes minutes, and a killed build leaves a lock that blocks later runs for ever.
     __compatible_ops__["deepspeed_shm_comm"] = False

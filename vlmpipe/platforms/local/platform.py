@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from vlmpipe.job_spec.forms import CustomJobSpec
 from vlmpipe.platforms.base import Platform
+from vlmpipe.trainer.gc_control import collector_off
 from vlmpipe.trainer.storage.base import join_uri
 
 if TYPE_CHECKING:
@@ -43,12 +44,14 @@ class Local(Platform):
         return LocalGraph()
 
     def run_job(self, config: RunConfig, name: str, spec: CustomJobSpec, labels: dict[str, str]) -> str:
-        from vlmpipe.platforms.local.jobs.job import run_job
+        with collector_off():  # it loads the clients of Vertex AI, with the message of a job
+            from vlmpipe.platforms.local.jobs.job import run_job
 
         return run_job(name, spec, labels=labels)
 
     def run_step(self, inputs: JobInputs) -> str:
-        from vlmpipe.platforms.local.jobs.job import run_job
+        with collector_off():  # it loads the clients of Vertex AI, with the message of a job
+            from vlmpipe.platforms.local.jobs.job import run_job
 
         return run_job(inputs.display_name, inputs.spec(), labels=inputs.labels, project=inputs.project)
 
