@@ -12,7 +12,7 @@ from tests.support.trainer.runs import TINY, merged
 
 RUN_FILE = "tiny.yaml"
 NUM_STEPS, FEW_STEPS = 160 if WHOLE else 100, 60
-EVERY_STEPS = 20  # between checkpoints
+EVERY_STEPS = 20 if WHOLE else 5  # between checkpoints
 CHANGES = {
     "train.max_steps": NUM_STEPS,
     "train.epochs": 1000,

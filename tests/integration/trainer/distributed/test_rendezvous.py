@@ -221,6 +221,7 @@ def launch(cluster: Cluster) -> Iterator[Launch]:
         process.communicate()
 
 
+@only_whole  # tests/e2e/test_quickstart.py trains on two nodes, a launcher each
 def test_launchers_meet_and_torchrun_takes_over_the_port(launch: Launch) -> None:
     late = launch("workerpool1")
     chief = launch("workerpool0")

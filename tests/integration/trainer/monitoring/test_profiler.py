@@ -9,27 +9,27 @@ from typing import Any
 
 import pytest
 
-from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, train_runs
+from tests.support.trainer.runs import losses, make_run, run_ranks, train_runs
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.monitoring.profiler import FOLDER
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record
 
-CHANGES = {"train.log_every_steps": 1, "train.checkpoint_every_steps": 3}
+CHANGES = {
+    "features.cache": "off",
+    "train.max_steps": 5,
+    "train.global_batch_size": 4,
+    "train.checkpoint_every_steps": 3,
+}
 PROFILED = {"train.profile": {"start_step": 2, "steps": 3, "ranks": [1]}}
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("profiled")
-    encode_features(make_run(root, "features"))
-    return root
-
-
-@pytest.fixture(scope="module")
-def runs(root: Path) -> tuple[JobConfig, JobConfig]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[JobConfig, JobConfig]:
     """Without and with a profile."""
-    plain, profiled = make_run(root, "plain", CHANGES), make_run(root, "profiled", CHANGES | PROFILED)
+    root = tmp_path_factory.mktemp("profiled")
+    plain = make_run(root, "plain", CHANGES, features="off")
+    profiled = make_run(root, "profiled", CHANGES | PROFILED, features="off")
     train_runs([plain, profiled], processes=2)
     return plain, profiled
 
@@ -62,8 +62,8 @@ def test_the_trace_is_one_that_viewers_open(runs: tuple[JobConfig, JobConfig]) -
     assert sum(event.get("name") == "optimizer step" and event.get("ph") == "X" for event in events) == 3
 
 
-def test_steps_behind_the_last_one_end_the_job_before_it_trains(root: Path) -> None:
-    job = make_run(root, "behind", {"train.profile": {"start_step": 1000}})
+def test_steps_behind_the_last_one_end_the_job_before_it_trains(tmp_path: Path) -> None:
+    job = make_run(tmp_path, "behind", CHANGES | {"train.profile": {"start_step": 1000}}, features="off")
     with pytest.raises(AssertionError, match=r"train\.profile: steps 1000 to 1002 of a run of \d+"):
         run_ranks("tests.support.drivers.train_many", ["--configs", f"{job.run.run_uri}/run.json"], processes=1)
     assert open_storage(job.run.run_uri).stat("metrics.jsonl") is None

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from tests.support.short_form import chosen, only_whole
-from tests.support.trainer.runs import encode_features, make_run, metrics, run_ranks, summary, train_runs
+from tests.support.trainer.runs import make_run, metrics, run_ranks, summary, train_runs
 from vlmpipe.trainer.config.job import JobConfig
 
 STOPPED_AT = 4
 OF_CLOCKS = ("_s", "per_s", "peak_memory_gib", "straggler_spread", "slowest_rank", "record_crc32c")
 SETTINGS = {
+    "features.cache": "off",
+    "train.global_batch_size": 4,
     "train.epochs": 5,
     "train.max_steps": 9,
     "train.log_every_steps": 3,
@@ -29,8 +31,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     late: dict[str, list[str]] = chosen(
         {"behind": [], "stopped": ["--stop-at", str(STOPPED_AT)]}, lambda name: name == "stopped"
     )
-    found = {name: make_run(root, name, SETTINGS) for name in ("at once", *late)}
-    encode_features(found["at once"])
+    found = {name: make_run(root, name, SETTINGS, features="off") for name in ("at once", *late)}
     train_runs([found["at once"]], processes=2)
     for name, more in late.items():
         arguments = ["--configs", f"{found[name].run.run_uri}/run.json", *more]
