@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -15,7 +13,7 @@ from pathlib import Path
 import pytest
 from _pytest.assertion import rewrite
 
-from tests.support.fork_server import forked_python, serve
+from tests.support.fork_server import python_with
 from tests.support.paths import ROOT
 from tests.support.trainer.preloaded import Preloaded
 from tests.support.workers import rewrite_test_files, rewritten
@@ -47,31 +45,23 @@ def test_workers_fork_ranks_from_one_process_and_a_fork_that_is_killed_leaves_th
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Path]:
-    """The address of a process to fork Pythons from, which has nothing but this process's modules."""
-    path = tmp_path / "server"
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-        if not (pid := os.fork()):
-            with contextlib.suppress(BaseException):
-                serve(listener, os.getppid())
-            os._exit(1)
-    yield path
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+def python(tmp_path: Path) -> Iterator[list[str]]:
+    """The command of a Python that is forked from a process with one module."""
+    with python_with(tmp_path / "server", "colorsys") as command:
+        yield command
 
 
 def test_forked_python_has_the_files_folder_environment_and_arguments_of_its_starter(
-    server: Path, tmp_path: Path
+    python: list[str], tmp_path: Path
 ) -> None:
     code = """
     import os, sys
+    assert "colorsys" in sys.modules
     print(sys.stdin.read(), os.getcwd(), os.environ["KEY"], sys.argv, __name__, os.getsid(0) == os.getpid())
     print("an error", file=sys.stderr)
     sys.exit(int(sys.argv[1]))
     """
-    command = [*forked_python(server), "-u", "-c", textwrap.dedent(code), "3"]
+    command = [*python, "-u", "-c", textwrap.dedent(code), "3"]
     started = {"env": {**os.environ, "KEY": "value"}, "cwd": tmp_path, "capture_output": True, "text": True}
     alone = subprocess.run(command, input="given", start_new_session=True, **started)  # type: ignore[call-overload]
     assert (alone.returncode, alone.stderr) == (3, "an error\n")
@@ -80,9 +70,9 @@ def test_forked_python_has_the_files_folder_environment_and_arguments_of_its_sta
     assert beside.stdout.endswith("False\n"), "a fork in its starter's session gets the terminal's signals, too"
 
 
-def test_signals_reach_the_forked_python_and_its_death_its_starter(server: Path) -> None:
+def test_signals_reach_the_forked_python_and_its_death_its_starter(python: list[str]) -> None:
     code = "import os, signal, sys; signal.signal(15, lambda *_: sys.exit(7)); print(os.getpid(), flush=True)\n"
-    command = [*forked_python(server), "-c", code + "while True: signal.pause()"]
+    command = [*python, "-c", code + "while True: signal.pause()"]
     for number, ended in ((signal.SIGTERM, 7), (signal.SIGKILL, -signal.SIGKILL)):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as started:
             assert started.stdout is not None
@@ -92,9 +82,9 @@ def test_signals_reach_the_forked_python_and_its_death_its_starter(server: Path)
             assert not Path(f"/proc/{fork}").exists()
 
 
-def test_nothing_of_a_forked_python_is_left_when_its_starter_is_killed(server: Path) -> None:
+def test_nothing_of_a_forked_python_is_left_when_its_starter_is_killed(python: list[str]) -> None:
     code = "import os, signal, time; [os.fork()]; print(os.getpid(), flush=True); time.sleep(600)"
-    command = [*forked_python(server), "-c", code]
+    command = [*python, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as started:
         assert started.stdout is not None
         forks = [int(started.stdout.readline()) for _ in range(2)]

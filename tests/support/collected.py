@@ -9,7 +9,6 @@ import contextlib
 import os
 import shlex
 import socket
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -19,20 +18,14 @@ from pathlib import Path
 import execnet
 import pytest
 
-from tests.support.fork_server import forked_python, serve
-from tests.support.paths import ROOT
+from tests.support.fork_server import forked_python, serve, start_at
 
 
 def fork_workers(config: pytest.Config, specs: Sequence[execnet.XSpec]) -> None:
     """Let xdist start its workers on this machine as forks of one process, also those that replace others."""
     server = Path(tempfile.mkdtemp(prefix="vlmpipe-workers-"), "server")
     arguments = [str(argument) for argument in config.invocation_params.args]
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(server))
-        listener.listen()
-        command = [sys.executable, "-m", "tests.support.collected", str(listener.fileno()), str(os.getpid())]
-        command += [str(config.invocation_params.dir), *arguments]
-        subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, pass_fds=[listener.fileno()])
+    start_at(server, __name__, str(config.invocation_params.dir), *arguments)
     for spec in specs:
         if spec.popen and not spec.python:
             spec.python = shlex.join(forked_python(server))

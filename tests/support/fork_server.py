@@ -9,17 +9,22 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib
 import json
 import os
 import runpy
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
+
+from tests.support.paths import ROOT
 
 CLIENT = Path(__file__).with_name("forked_python.py")
 
@@ -27,6 +32,25 @@ CLIENT = Path(__file__).with_name("forked_python.py")
 def forked_python(server: Path) -> list[str]:
     """The command that is Python, forked from the process that listens at `server`."""
     return [sys.executable, "-SE", str(CLIENT), str(server)]
+
+
+def start_at(address: Path, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """Start a module that serves at `address`, with the descriptor and the owner that `serve` takes as its first
+    arguments: it ends with this process.
+    """
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(address))
+        listener.listen()
+        command = [sys.executable, "-m", module, str(listener.fileno()), str(os.getpid()), *arguments]
+        return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, pass_fds=[listener.fileno()])
+
+
+@contextlib.contextmanager
+def python_with(address: Path, *modules: str) -> Iterator[list[str]]:
+    """The command of a Python that has these modules in memory."""
+    with start_at(address, "tests.support.fork_server", *modules) as process:
+        yield forked_python(address)
+        process.kill()
 
 
 def serve(listener: socket.socket, owner: int) -> None:
@@ -127,3 +151,9 @@ def _run(arguments: list[str]) -> None:
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     exec(what, vars(main))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[3:]:
+        importlib.import_module(name)
+    serve(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

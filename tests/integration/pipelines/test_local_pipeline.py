@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,11 +16,13 @@ from typing import Any
 
 import pytest
 from kfp import local
+from kfp.local import subprocess_task_handler
 from kfp.local.logging_utils import indented_print
 
 from tests.fakes.receiver import Receiver
 from tests.fakes.steps import replace_steps
 from tests.support.data.prepared import conversation, job_config, png, run_prepare, write_json
+from tests.support.fork_server import python_with
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
 from vlmpipe.config.run_config import RunConfig, load_run_file
@@ -45,16 +49,31 @@ def config(tmp_path: Path) -> RunConfig:
     return load_run_file(ROOT / "configs/digits.yaml", [f"output.root_uri={tmp_path / 'out'}"])
 
 
+@pytest.fixture(scope="module")
+def step_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Python that has what kfp.local's steps import, for tests of the graph. Tests of the program start real ones."""
+    modules = ("kfp.dsl.executor_main", "vlmpipe.components.runtime.resolve", "vlmpipe.components.runtime.step_logic",
+               "vlmpipe.job_spec.parse", "vlmpipe.report.build", "vlmpipe.trainer.storage.export_manifest")  # fmt: skip
+    with python_with(tmp_path_factory.mktemp("steps") / "server", *modules) as command:
+        yield shlex.join(command)
+
+
 @pytest.fixture
-def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def trace(tmp_path: Path, step_python: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the stand-ins note that they ran. What `run_local` sets for its own process is put back."""
     replace_steps(monkeypatch)
+    fork_steps(monkeypatch, step_python)
     monkeypatch.setenv("TEST_TRACE", str(tmp_path / "trace"))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     before = signal.getsignal(signal.SIGTERM)
     yield tmp_path / "trace"
     signal.signal(signal.SIGTERM, before)
     local.config.LocalExecutionConfig.instance = None
+
+
+def fork_steps(monkeypatch: pytest.MonkeyPatch, step_python: str) -> None:
+    """Let kfp.local start steps by this Python."""
+    monkeypatch.setattr(subprocess_task_handler, "environment", lambda **_: contextlib.nullcontext(step_python))
 
 
 def run(config: RunConfig, monkeypatch: pytest.MonkeyPatch, **answers: str) -> int:
@@ -70,10 +89,11 @@ def step_record(config: RunConfig, step: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def receiver(config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
+def receiver(config: RunConfig, trace: Path, step_python: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
     """Is told by the real notify in the place of its stand-in: how a run ends for other people."""
     monkeypatch.undo()
     replace_steps(monkeypatch, kept="notify")
+    fork_steps(monkeypatch, step_python)
     monkeypatch.setenv("TEST_TRACE", str(trace))
     monkeypatch.setenv("TMPDIR", str(trace.parent))
     with Receiver() as receiver:
