@@ -20,7 +20,7 @@ def collector_off() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
-            if not gc.get_freeze_count():  # else what somebody froze would thaw
+            if not gc.get_freeze_count():  # else objects that others froze would thaw
                 gc.freeze()
                 gc.unfreeze()  # into the oldest generation
             gc.enable()

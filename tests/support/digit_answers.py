@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import math
 from collections import Counter
@@ -22,8 +23,9 @@ QUESTIONS = {
 }
 
 
+@functools.cache
 def digit_pairs() -> tuple[list[tuple[int, int, bytes]], np.ndarray, np.ndarray]:
-    """(left, right, PNG) of each held-out picture, and a classifier's guesses of both digits."""
+    """(left, right, PNG) of each held-out picture, and a classifier's guesses of both digits: not to be changed."""
     digits = load_digits()
     model = LogisticRegression(max_iter=60).fit(digits.data[:260] / 16, digits.target[:260])
     left = np.arange(500, 500 + NUM_EVAL)

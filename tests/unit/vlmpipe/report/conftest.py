@@ -16,8 +16,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def small_run(finished: Path, tmp_path: Path) -> Path:
-    """As `run`, with few answers and few steps: a report is built four times as fast."""
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy with few answers and steps, which a test may change. It points at the prepared data of `finished`."""
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     for name, lines in (("predictions.jsonl", 8), ("metrics.jsonl", 4)):
         text = (run / name).read_text(encoding="utf-8")
@@ -26,6 +26,6 @@ def small_run(finished: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(finished: Path, tmp_path: Path) -> Path:
-    """A copy that a test may change. Its pointers still lead to the prepared data of `finished`."""
+def whole_run(finished: Path, tmp_path: Path) -> Path:
+    """As `run`, with all answers and steps."""
     return Path(shutil.copytree(finished, tmp_path / "run"))

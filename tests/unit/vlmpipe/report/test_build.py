@@ -109,10 +109,10 @@ def test_a_profile_is_a_timeline_with_its_operations(finished: Path) -> None:
 
 @pytest.mark.parametrize("value", [None, "x", -1, [["a", 2]], {"computing": [[1], [None, 2]]}])
 @pytest.mark.parametrize("field", ["seconds", "spans", "operations", "collectives", "exposed_communication_s"])
-def test_a_profile_of_another_form_never_breaks_the_report(small_run: Path, field: str, value: Any) -> None:
-    path = small_run / "profile/rank-1.json"
+def test_a_profile_of_another_form_never_breaks_the_report(run: Path, field: str, value: Any) -> None:
+    path = run / "profile/rank-1.json"
     write_json(path, json.loads(path.read_text()) | {field: value})
-    assert "Training report" in build_report(str(small_run))
+    assert "Training report" in build_report(str(run))
 
 
 def test_losses_by_source_have_charts_of_their_own_behind_the_whole(run: Path) -> None:
@@ -226,13 +226,13 @@ def test_the_tensorboard_command_is_named(run: Path) -> None:
 
 @pytest.mark.parametrize("name", RUN_FILES)
 @pytest.mark.parametrize("damage", ["missing", "cut off", "of another kind"])
-def test_a_missing_or_damaged_file_becomes_a_sentence(small_run: Path, name: str, damage: str) -> None:
-    path = small_run / name
+def test_a_missing_or_damaged_file_becomes_a_sentence(run: Path, name: str, damage: str) -> None:
+    path = run / name
     if damage == "missing":
         path.unlink()
     else:
         path.write_text('{"step": 1, "a' if damage == "cut off" else "[1, 2]")
-    page = Page(build_report(str(small_run)))
+    page = Page(build_report(str(run)))
     left_out = damage == "missing" and name in ("registered.json", "plan.json")  # not every run has them
     wanted = [section for section in SECTIONS if not (left_out and name == f"{section}.json")]
     assert [found for found in page.attributes("section", "id") if found in SECTIONS] == wanted
@@ -240,10 +240,10 @@ def test_a_missing_or_damaged_file_becomes_a_sentence(small_run: Path, name: str
         assert name in page.text
 
 
-def test_half_a_line_of_metrics_costs_only_that_line(run: Path) -> None:
-    with (run / "metrics.jsonl").open("a") as file:
+def test_half_a_line_of_metrics_costs_only_that_line(whole_run: Path) -> None:
+    with (whole_run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 405, "lo')
-    page = Page(build_report(str(run)))
+    page = Page(build_report(str(whole_run)))
     assert "1 of 81 lines of metrics.jsonl cannot be read" in page.text
     assert len(page.attributes("svg", "aria-label")) == 5
 
