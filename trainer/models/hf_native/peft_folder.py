@@ -132,9 +132,10 @@ def require_fitting_adapter(model: nn.Module, lora: LoraConfig) -> None:
     """Raise ConfigError where the adapter's layers or shapes are not those of `model`, without reading its weights."""
     with _opened(lora) as file:
         found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    found = {name: shape for name, shape in found.items() if name not in older_keys(model).values()}
+    older = set(older_keys(model).values())
+    found = {name: shape for name, shape in found.items() if name not in older}
     expected = {stored: tuple(model.get_parameter(name).shape) for name, stored in _adapter_names(model).items()}
-    trained = set(stored_names(model).values())
+    trained = {stored: name for name, stored in stored_names(model).items()}
     for name in sorted(found):
         if name in expected or name in trained:
             continue
@@ -150,7 +151,7 @@ def require_fitting_adapter(model: nn.Module, lora: LoraConfig) -> None:
             f"model's adapters, for example {missing[0]}",
             fix=f"{_own_targets(lora)}, and model.lora.parts as the adapter's run had them",
         )
-    shapes = expected | {stored: tuple(model.get_parameter(name).shape) for name, stored in stored_names(model).items()}
+    shapes = expected | {stored: tuple(model.get_parameter(name).shape) for stored, name in trained.items()}
     if wrong := sorted(name for name in found if found[name] != shapes[name]):
         raise ConfigError(
             f"model.lora.pretrained {lora.pretrained} is an adapter for another base: {wrong[0]} is {found[wrong[0]]} "

@@ -22,6 +22,7 @@ from vlmpipe.trainer.config.weights.origin import PARTS
 from vlmpipe.trainer.data.chat.added_tokens import trained_tokens
 from vlmpipe.trainer.data.tokenize import make_tokenizer
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.models.hf_native import peft_folder
 from vlmpipe.trainer.models.hf_native.peft_folder import ROWS, SETTINGS, WEIGHTS, require_same_adapter, write_adapter
 from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of
 from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights
@@ -205,6 +206,20 @@ def test_an_adapter_made_with_other_settings_is_refused(
     with pytest.raises(ConfigError, match=found) as caught:
         require_same_adapter(with_adapter(config, folder, **changes))
     assert advice in caught.value.expected
+
+
+def test_names_are_made_once_and_not_for_each_matrix(
+    adapter: tuple[ModelConfig, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of billions of parameters has hundreds of adapters, and each look goes through all its modules."""
+    config, folder = adapter
+    started, looks = with_adapter(config, folder), list[object]()
+    names = peft_folder.stored_names
+    monkeypatch.setattr(peft_folder, "stored_names", lambda model: looks.append(model) or names(model))
+    with torch.device("meta"):
+        family_of(started).skeleton(started, vocabulary=300)
+    assert 0 < len(looks) < 4
+    assert len(load_file(folder / WEIGHTS)) > 20
 
 
 def test_an_adapter_for_another_base_is_refused(adapter: tuple[ModelConfig, Path], tmp_path: Path) -> None:
