@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import math
 import platform
@@ -10,7 +11,6 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,7 +53,10 @@ VERSIONED = ("torch", "transformers", "deepspeed", "safetensors", "peft")
 def versions() -> dict[str, str]:
     """Versions of Python, of this package and of the libraries that a checkpoint's files depend on."""
     packages = {"python": platform.python_version(), "vlmpipe": __version__}
-    return {**packages, **{name: importlib.metadata.version(name) for name in VERSIONED}}
+    return {**packages, **{name: _installed(name) for name in VERSIONED}}
+
+
+_installed = functools.cache(importlib.metadata.version)  # it looks through all that is installed
 
 
 @dataclass(frozen=True)
@@ -186,7 +189,7 @@ def _try_to_load(
             if worker.is_node_leader:
                 read, held = total_bytes(ranges), total_bytes(files.whole())
                 print(f"train: node {worker.node} reads {read:,} of the {held:,} bytes of {name}", flush=True)
-            lay_out = partial(files.lay_out, folder, ranges) if worker.is_node_leader else lambda: None
+            lay_out = functools.partial(files.lay_out, folder, ranges) if worker.is_node_leader else lambda: None
             _each(worker, f"making files in {folder}", lay_out)
             _fetch_together(worker, files, folder, {file: ranges[file] for file in ranges if file not in described})
             strategy.load(folder)

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.config.train_options import Precision
@@ -91,10 +91,22 @@ def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
 
 
+@torch.no_grad()
 def scale_gradients(parameters: Sequence[nn.Parameter], most: float, norm: Tensor) -> None:
-    """Clip gradients with the global norm `norm` to `most`; 0 does not clip."""
-    for group in _by_mesh(parameters):
-        clip_grads_with_norm_(group, most or float("inf"), norm)
+    """Clip gradients with the global norm `norm` to `most`; 0 does not clip.
+
+    Each rank scales what it holds: for DTensors, torch would first find out how each list of them is sharded.
+    """
+    if not most:
+        return
+    factor = torch.clamp(most / (norm + 1e-6), max=1.0)  # as torch.nn.utils.clip_grads_with_norm_
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            local = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+            by_device.setdefault(local.device, []).append(local)
+    for device, gradients in by_device.items():
+        torch._foreach_mul_(gradients, factor.to(device))
 
 
 def _by_mesh(parameters: Sequence[nn.Parameter]) -> Iterable[list[nn.Parameter]]:

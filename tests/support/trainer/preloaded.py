@@ -30,16 +30,20 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tests.support.paths import ROOT
+from tests.support.trainer.tiny_runs import TINY
 from tests.support.workers import TEST_RUN_VARIABLE
 
 REPOSITORY = ROOT
 MODULES = (
     "deepspeed", "peft", "pyarrow.dataset", "torch._dynamo",
     "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch.distributed.pipelining",
-    "torch.distributed.tensor.parallel", "torch.nn.parallel", "torch.profiler", "torch.utils.tensorboard",
+    "torch.distributed.tensor.parallel", "torch.nn.parallel", "torch.profiler", "torch.utils.serialization.config",
+    "torch.utils.tensorboard",
     "transformers.models.qwen2.modeling_qwen2", "transformers.models.siglip.modeling_siglip",
     "vlmpipe.trainer.evaluation.evaluate", "vlmpipe.trainer.feature_cache.encode",
-    "vlmpipe.trainer.models.llava.family", "vlmpipe.trainer.strategies.registry", "vlmpipe.trainer.train",
+    "vlmpipe.trainer.models.llava.family", "vlmpipe.trainer.strategies.ddp", "vlmpipe.trainer.strategies.fsdp",
+    "vlmpipe.trainer.strategies.registry", "vlmpipe.trainer.strategies.tensor_parallel.strategy",
+    "vlmpipe.trainer.train",
 )  # fmt: skip
 SINGLE_THREADED = {"OMP_NUM_THREADS": "1"}  # also: a fork keeps no threads
 GRACE_S = 5.0  # for the other ranks, once one has failed
@@ -140,6 +144,7 @@ def serve(listener: socket.socket, owner: int) -> None:
     gc.disable()
     for module in MODULES:
         importlib.import_module(module)
+    _warm_up()
     gc.collect()
     gc.enable()
     gc.freeze()  # what ranks share stays shared
@@ -154,6 +159,20 @@ def serve(listener: socket.socket, owner: int) -> None:
     finally:
         for file in (path, path.with_suffix(".lock")):
             file.unlink(missing_ok=True)
+
+
+def _warm_up() -> None:
+    """Have torch, transformers and the trainer look once at the model that most runs train, on the meta device.
+
+    What they find out then or import at a first use, each rank would find out again. No gradients: autograd refuses to
+    work in the fork of a process in which it has.
+    """
+    from vlmpipe.trainer.config.model import ModelConfig
+    from vlmpipe.trainer.models.registry import family_of
+
+    config = ModelConfig.model_validate(TINY["model"])
+    family = family_of(config)
+    family.training_module(config, family.skeleton(config, vocabulary=family.shape(config).vocabulary), cached=True)
 
 
 def _answer_and_exit(connection: socket.socket, listener: socket.socket, ended: int) -> NoReturn:

@@ -7,7 +7,9 @@ all in one launch where the device has such a kernel, by bounds that the host kn
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -66,8 +68,9 @@ def _why_masked(language_model: nn.Module, mixers: list[nn.Module] | None) -> st
         return "its layers are not plainly causal attention of torch"
     if getattr(config, "attention_dropout", None):
         return "its attention has dropout"
-    kinds = [kind for kind in _kinds(config) if kind in ATTENTION]
-    return next((failure for kind in kinds if (failure := _failure_of_kind(language_model, kind))), "")
+    settings = repr(vars(config))
+    trials = [Trial(type(language_model), kind, settings, config) for kind in _kinds(config) if kind in ATTENTION]
+    return next((failure for trial in trials if (failure := _failure(trial))), "")
 
 
 def _kinds(config: PreTrainedConfig) -> list[str]:
@@ -79,18 +82,29 @@ def no_mask(sequences: int, device: torch.device) -> Tensor:
     return torch.empty(sequences, 1, 0, 0, dtype=torch.bool, device=device)
 
 
-def _failure_of_kind(language_model: nn.Module, kind: str) -> str:
+@dataclass(frozen=True)
+class Trial:
+    """A model of one layer of a kind. Two are equal if their settings, all that is set in their configs, are."""
+
+    model: type[nn.Module]
+    layer: str
+    settings: str
+    config: PreTrainedConfig = field(compare=False)
+
+
+@functools.lru_cache(32)  # a start asks for the same model several times
+def _failure(requested: Trial) -> str:
     """Why a layer's attention does not get the model's samples and mask, or gets something unsupported; else empty.
 
     Runs a model of one such layer on the meta device, and in bf16, the only type there for grouped products of experts.
     """
     from transformers.modeling_utils import AttentionInterface
 
-    config = copy.deepcopy(language_model.config)
+    config = copy.deepcopy(requested.config)
     config.num_hidden_layers = 1
-    has_window = kind == WINDOWS
+    has_window = requested.layer == WINDOWS
     if getattr(config, "layer_types", None):
-        config.layer_types = [kind]
+        config.layer_types = [requested.layer]
     else:  # all layers have the window, which some models have in their mask alone
         has_window = bool(getattr(config, "sliding_window", None))
     if getattr(config, "num_kv_shared_layers", None):  # by layers before them
@@ -112,7 +126,7 @@ def _failure_of_kind(language_model: nn.Module, kind: str) -> str:
     AttentionInterface.register(TRIAL, trial)
     try:
         with unset_fake_temporarily(), META, torch.no_grad():
-            layer: nn.Module = type(language_model)(config).bfloat16()
+            layer = requested.model(config).bfloat16()
             layer.config._attn_implementation = TRIAL
             embeddings = torch.empty(1, 2, config.hidden_size, dtype=torch.bfloat16)
             inputs = {"inputs_embeds": embeddings, "position_ids": torch.arange(2)[None]}

@@ -37,7 +37,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from tests.support.trainer.memory_cases import Case
 from vlmpipe.trainer.models.attention import kernels as attention_kernels
-from vlmpipe.trainer.models.attention import sample_groups
+from vlmpipe.trainer.models.attention import sample_groups, varlen
 from vlmpipe.trainer.models.attention.attend import attend, attend_backward
 from vlmpipe.trainer.models.attention.cu_seqlens import PADDING_PIECE, CuSeqlens
 from vlmpipe.trainer.models.attention.kernel_choice import is_right
@@ -276,6 +276,7 @@ def test_unsupported_models_keep_their_attention_and_say_why(model: Any, why: st
 )
 @pytest.mark.parametrize("fake", [False, True])
 def test_supported_models_are_detected_also_on_fake_tensors(kind: Any, config: Any, fake: bool) -> None:
+    varlen._failure.cache_clear()
     with FakeTensorMode() if fake else contextlib.nullcontext():
         model = language_model(kind, config)
         random_numbers = torch.get_rng_state()
