@@ -24,7 +24,7 @@ RELATIVE = 1e-5  # fp32 sums in another order
 RELATIVE_BF16 = 5e-3
 
 
-STOP_STEP = 3
+STOP_STEP = 3 if WHOLE else 2  # after an update with moments of one before it
 
 
 # Of runs that are compared, one of which stops at STOP_STEP: a step more, and an epoch more in the long form.

@@ -90,7 +90,8 @@ def test_threads_start_though_the_gpu_has_failed(
 
 def starters_in(path: Path) -> Iterator[str]:
     """Names of what a module calls or derives from to start threads."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)) if any(name in text for name in STARTERS) else ():
         called = [node.func] if isinstance(node, ast.Call) else node.bases if isinstance(node, ast.ClassDef) else []
         for name in called:
             last = name.attr if isinstance(name, ast.Attribute) else getattr(name, "id", "")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import WHOLE, chosen, only_whole
 from tests.support.trainer.equalities import RELATIVE
 from tests.support.trainer.numeric_equality import NORM
 from tests.support.trainer.runs import losses, make_run, metrics, summary, train_runs
@@ -15,6 +15,7 @@ from vlmpipe.trainer.checkpoint.resume_rules import RULES
 from vlmpipe.trainer.config.job import JobConfig
 
 STOP_STEP = 2
+STEPS = {} if WHOLE else {"train.max_steps": STOP_STEP + 3}
 # So different that each alone shows in the losses, see below.
 CHANGES: dict[str, Any] = {
     "train.optimizer.learning_rate": 1e-2,
@@ -57,7 +58,7 @@ def _settings(strategy: str, precision: str) -> dict[str, Any]:
 def _resumed(root: Path, settings: dict[str, dict[str, Any]], changes: dict[str, Any]) -> Runs:
     stopped = {"train.max_steps": STOP_STEP}
     train_runs([_online(root, name, own | stopped) for name, own in settings.items()], processes=1)
-    jobs = {name: _online(root, name, own | changes) for name, own in settings.items()}
+    jobs = {name: _online(root, name, own | STEPS | changes) for name, own in settings.items()}
     train_runs(list(jobs.values()), processes=1)
     return jobs
 

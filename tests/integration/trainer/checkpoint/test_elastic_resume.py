@@ -193,7 +193,7 @@ def test_training_goes_on_from_the_mirror_when_the_first_location_is_lost(root: 
     (*_, last) = read_lines(store, "metrics.jsonl")
     before = committed(store)
     store.delete_folder("checkpoints")
-    job = make_run(root, "mirrored", changes)
+    job = make_run(root, "mirrored", changes | STEPS)
     train_runs([job], processes=1)
     resumed = summary(job)["resumed_from_step"] or 0
     assert resumed >= STOP_STEP - last["mirror_lag_steps"] and last["mirror_lag_steps"] <= STOP_STEP

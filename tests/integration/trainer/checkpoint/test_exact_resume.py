@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.short_form import chosen
+from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
 from vlmpipe.trainer.config.job import JobConfig
 
 RANKS = 4
 STOP_STEP = 2
+STEPS = {} if WHOLE else {"train.max_steps": STOP_STEP + 3}
 STRATEGIES = chosen({name: name for name in ("ddp", "fsdp", "zero2", "zero3")}, lambda name: name == "ddp")
 Pair = tuple[JobConfig, JobConfig]
 
@@ -21,11 +22,11 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
     """Of each strategy an uninterrupted run, and one that was stopped and resumed."""
     root: Path = tmp_path_factory.mktemp("exact")
     encode_features(make_run(root, "features"))
-    straight = {name: make_run(root, name, {"train.strategy": name}) for name in STRATEGIES}
+    straight = {name: make_run(root, name, {"train.strategy": name, **STEPS}) for name in STRATEGIES}
     stopped = {"train.max_steps": STOP_STEP}
     first = [make_run(root, f"{name}-resumed", {"train.strategy": name, **stopped}) for name in STRATEGIES]
     train_runs([*straight.values(), *first], processes=RANKS)
-    resumed = {name: make_run(root, f"{name}-resumed", {"train.strategy": name}) for name in STRATEGIES}
+    resumed = {name: make_run(root, f"{name}-resumed", {"train.strategy": name, **STEPS}) for name in STRATEGIES}
     train_runs([*resumed.values()], processes=RANKS)
     return {name: (straight[name], resumed[name]) for name in STRATEGIES}
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.hf.publish import model_section, publish
 from tests.support.short_form import WHOLE, chosen, only_whole
+from tests.support.trainer.equalities import begin_in_the_middle
 from tests.support.trainer.native_models import write_data
 from tests.support.trainer.runs import losses, make_run, run_ranks, summary, train_runs
 from vlmpipe.trainer.checkpoint.sync import sync_run
@@ -29,7 +30,12 @@ STRATEGIES = chosen(dict.fromkeys(PREFERRING), lambda name: name in ("fsdp", "ze
 RELATIVE, STOP_STEP = 1e-5, 2
 ADAPTERS = {"model.lora": {"rank": 4}}
 SIMPO = {"train.objective": "simpo", "train.global_batch_size": 64, "train.micro_batch_size": 16}
-PAIRS = {"train.objective": "dpo", "train.max_steps": 4 if WHOLE else 3, "train.dpo_beta": 0.5, "data.max_samples": 120}
+PAIRS = {
+    "train.objective": "dpo",
+    "train.max_steps": 4 if WHOLE else 3,
+    "train.dpo_beta": 0.5,
+    "data.max_samples": 120 if WHOLE else 60,
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +49,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     reference = run("reference", {"train.micro_batch_size": 8})
     adapted = [run("adapted", {"train.micro_batch_size": 8, **ADAPTERS})] if WHOLE else []
     train_runs([reference, *adapted], processes=1)
-    made = {name: run(name, {"train.strategy": name}) for name in STRATEGIES}
+    middle = {"train.checkpoint_every_steps": STOP_STEP}
+    made = {name: run(name, {"train.strategy": name, **middle}) for name in STRATEGIES}
     if WHOLE:
         made |= {
             f"lora {name}": run(f"lora-{name}", {"train.strategy": name, **ADAPTERS}) for name in ("fsdp", "zero2")
         }
-    train_runs([*made.values(), run("resumed", {"train.strategy": "fsdp", "train.max_steps": STOP_STEP})], processes=2)
+    train_runs([*made.values()], processes=2)
     made["resumed"] = run("resumed", {"train.strategy": "fsdp"})
+    begin_in_the_middle(made["resumed"], made["fsdp"], STOP_STEP)
     train_runs([made["resumed"]], processes=2)
     return {"reference": reference, **made, **{job.run.run_id: job for job in adapted}}
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.support.short_form import only_whole
+from tests.support.trainer.equalities import begin_in_the_middle
 from tests.support.trainer.native_runs import STEPS, STOP_STEP, base_of
-from tests.support.trainer.runs import encode_features, losses, make_run, train_runs
+from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
 from tests.support.trainer.tiny_native import model_section
 from vlmpipe.config.rules.sections import RELEVANCE_STRATEGIES
 from vlmpipe.trainer.checkpoint.sync import sync_run
@@ -22,17 +23,18 @@ FROZEN = ["tower", "projector", "language_model"]
 def test_one_process_equals_two_cached_online_and_resumed(tmp_path: Path) -> None:
     model = model_section("qwen3_vl", freeze=FROZEN, relevance={"max_tokens": 4})
     changes: dict[str, Any] = base_of(tmp_path, "qwen3_vl") | {"model": model}
-    one = make_run(tmp_path, "one", changes, features="off")
+    one = make_run(tmp_path, "one", changes | {"train.checkpoint_every_steps": STOP_STEP}, features="off")
     cached = make_run(tmp_path, "cached", changes | {"features.cache": "on"})
-    stopped = make_run(tmp_path, "resumed", changes | {"train.max_steps": STOP_STEP}, features="off")
     encode_features(cached)
-    train_runs([one, cached, stopped], processes=1)
+    train_runs([one, cached], processes=1)
     resumed = make_run(tmp_path, "resumed", changes, features="off")
+    begin_in_the_middle(resumed, one, STOP_STEP)
     train_runs([resumed], processes=1)
     two = make_run(tmp_path, "two", changes, features="off")
     train_runs([two], processes=2)
     assert len(losses(one)) == STEPS and len(set(losses(one))) == STEPS
     assert losses(cached) == losses(one)
+    assert summary(resumed)["resumed_from_step"] == STOP_STEP
     assert losses(resumed)[-1] == losses(one)[-1], "what is drawn after a resume is what would have been drawn"
     assert losses(two) == pytest.approx(losses(one), rel=1e-5)
     described = sync_run(one)

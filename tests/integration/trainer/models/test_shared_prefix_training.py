@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.short_form import WHOLE, chosen
+from tests.support.trainer.equalities import begin_in_the_middle
 from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
 from tests.support.trainer.shared_prefixes import write_pairs, write_questions
@@ -157,14 +158,16 @@ def test_resumed_equals_uninterrupted_also_on_other_ranks(data: dict[str, Any]) 
     """With steps of two sequences, of questions and of pairs."""
     small = SHARED | {"train.global_batch_size": 2, "train.micro_batch_size": 1, "train.max_steps": 4}
     kinds = {name: small | REFERENCES[name] for name in (("cached", "pairs") if WHOLE else ("cached",))}
-    stopped = {"train.max_steps": STOP_STEP}
-    straight = {name: run(data, f"straight-{name}", changes) for name, changes in kinds.items()}
-    begun = [run(data, f"resumed-{name}", changes | stopped) for name, changes in kinds.items()]
-    train_runs([*straight.values(), *begun], processes=1)
-    train_runs([run(data, "moved", kinds["cached"] | stopped | {"train.strategy": "fsdp"})], processes=2)
+    middle = {"train.checkpoint_every_steps": STOP_STEP}
+    straight = {name: run(data, f"straight-{name}", changes | middle) for name, changes in kinds.items()}
+    train_runs([*straight.values()], processes=1)
     resumed = {name: run(data, f"resumed-{name}", changes) for name, changes in kinds.items()}
-    moved = run(data, "moved", kinds["cached"])
-    train_runs([*resumed.values(), moved], processes=1)
+    moved = run(data, "moved", kinds["cached"] | {"train.strategy": "fsdp"})
+    for name, job in resumed.items():
+        begin_in_the_middle(job, straight[name], STOP_STEP)
+    begin_in_the_middle(moved, straight["cached"], STOP_STEP)
+    train_runs([*resumed.values()], processes=1)
+    train_runs([moved], processes=2)
     assert {summary(job)["resumed_from_step"] for job in (*resumed.values(), moved)} == {STOP_STEP}
     for name, job in resumed.items():
         assert losses(job) == losses(straight[name]) and len(set(losses(job))) > STOP_STEP

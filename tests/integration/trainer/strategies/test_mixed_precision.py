@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForImageTextToText
 
-from tests.support.short_form import chosen
+from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.checkpoints import newest_good
 from tests.support.trainer.equalities import NODES, STEPS, STOP_STEP, begin_in_the_middle, trained_weights
 from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
@@ -48,9 +48,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     root = tmp_path_factory.mktemp("precision")
     for precision in ("fp32", "bf16"):  # the tower encodes in the precision of the run
         encode_features(make_run(root, f"features-{precision}", {"train.precision": precision}))
+    middle = {"train.checkpoint_every_steps": STOP_STEP}
     one = {
         precision: make_run(
-            root, f"one-{precision}", {"train.precision": precision, "train.micro_batch_size": 8, **STEPS}
+            root, f"one-{precision}", {"train.precision": precision, "train.micro_batch_size": 8, **STEPS, **middle}
         )
         for precision in ("fp32", "bf16-autocast", "bf16")
     }
@@ -61,11 +62,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     for name in NODES.keys() & base.keys():
         base[name]["train.micro_batch_size"] = 1
     stop = {"train.max_steps": STOP_STEP}
-    middle = {"train.checkpoint_every_steps": STOP_STEP}
     two = {name: make_run(root, name, changes | middle) for name, changes in base.items()}
     moved = {
         name: make_run(root, name.replace(" ", "-"), {"train.strategy": "fsdp", "train.precision": begins} | stop)
         for name, (begins, _) in MOVES.items()
+        if WHOLE  # the short form goes on with the runs of one process
     }
     train_by_nodes([*two.items(), *moved.items()])
     resumed = {name: make_run(root, f"{name}-resumed", base[name]) for name in RESUMED}
@@ -75,6 +76,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         name: make_run(root, name.replace(" ", "-"), {"train.strategy": "ddp", "train.precision": ends, **STEPS})
         for name, (_, ends) in MOVES.items()
     }
+    if not WHOLE:
+        for name, (begins, _) in MOVES.items():
+            begin_in_the_middle(two[name], one[begins])
     train_by_nodes([*resumed.items()])
     train_runs([two[name] for name in MOVES], processes=1)
     return Runs(one, two, resumed, trained_weights(start))
