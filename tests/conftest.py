@@ -11,8 +11,8 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import execnet
 import hypothesis
 import pytest
 import typer.main
@@ -20,6 +20,9 @@ import typer.main
 from tests.support.collected import fork_workers
 from tests.support.short_form import PATIENCE, WHOLE
 from tests.support.workers import prepare_for_workers
+
+if TYPE_CHECKING:
+    import execnet  # xdist's, which `make test-versions` does without
 
 pytest.register_assert_rewrite("tests.support.trainer.numeric_equality")  # what it finds is in its messages
 

@@ -122,3 +122,9 @@ def test_test_files_are_imported_once_and_a_worker_that_dies_is_reported_and_rep
     assert (tmp_path / "imports").read_text(encoding="utf-8") == "imported ", ended.stdout + ended.stderr
     assert "crashed while running 'test_it.py::test_kills_its_worker'" in ended.stdout
     assert "1 failed, 1 passed" in ended.stdout
+
+
+def test_tests_run_where_xdist_is_not_installed() -> None:
+    """As in the environments of `make test-versions`."""
+    code = "import sys; sys.modules |= dict.fromkeys(('execnet', 'xdist')); import tests.conftest"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

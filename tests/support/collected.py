@@ -14,11 +14,14 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import execnet
 import pytest
 
 from tests.support.fork_server import forked_python, serve, start_at
+
+if TYPE_CHECKING:
+    import execnet
 
 
 def fork_workers(config: pytest.Config, specs: Sequence[execnet.XSpec]) -> None:
