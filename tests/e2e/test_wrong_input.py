@@ -20,10 +20,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.analysed_models import keep_analyses
 from tests.support.disk import small_disk
 from tests.support.short_form import WHOLE, chosen, only_whole
 from tests.support.terminal import Answer, Terminal, vlmpipe
 from tests.support.wrong_input import EVERY_STEPS, FEW_STEPS, NUM_STEPS, RUN_FILE, refused, with_run_file
+from vlmpipe.config.run_config import load_run_file
 from vlmpipe.trainer.checkpoint.commit import REJECTED
 from vlmpipe.trainer.errors import ExitCode
 
@@ -130,6 +132,7 @@ def full_disk_story(folder: Path) -> Story:
 def stories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Story]:
     """All at once: most of their time goes into starting programs, one after the other."""
     folder = tmp_path_factory.mktemp("stories")
+    keep_analyses(load_run_file(with_run_file(folder) / RUN_FILE))
     tellers = chosen(
         {"interrupted": interrupted_story, "full disk": full_disk_story}, lambda name: name == "interrupted"
     )

@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.analysed_models import keep_analyses
 from tests.support.paths import ROOT
 from tests.support.trainer.tiny_runs import TINY, merged
+from vlmpipe.config.run_config import load_run_file
 from vlmpipe.platforms.local.jobs.fault_injector import worker_of_rank
 
 PATIENCE_S = 240.0
@@ -257,7 +259,10 @@ def _hub(scene: Scene) -> None:
 @incident("records are not those of any known format", "bad-data", "too-many-rejects")
 def _records(scene: Scene) -> None:
     (scene.folder / "data.json").write_text(json.dumps([{"prompt": "which digit?", "label": "7"}] * 20))
-    scene.go({**SHORT, "data.source": str(scene.folder / "data.json")})
+    changes = {**SHORT, "data.source": str(scene.folder / "data.json")}
+    scene.write(changes)
+    keep_analyses(load_run_file(scene.folder / "run.yaml"))
+    scene.go(changes)
 
 
 @incident("the checkpoints are those of another model", "checkpoint-of-another")

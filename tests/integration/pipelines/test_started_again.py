@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.analysed_models import forget_analyses
 from tests.support.paths import ROOT
 from tests.support.trainer.runs import make_run
 from tests.support.trainer.tiny_runs import TINY, merged
@@ -36,6 +37,7 @@ def test_a_run_on_data_that_are_there_is_planned_and_prepared_without_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(tmp_path / "cache"))
+    forget_analyses()  # what this process remembers is not in that folder
     content = merged(TINY, {"features.cache": "off", "output.root_uri": str(tmp_path)})
     job = make_run(tmp_path, "r1", {"features.cache": "off"}, features="off")
     plan = plan_run(RunConfig.model_validate(content))

@@ -18,6 +18,7 @@ from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2
 
 from tests.fakes.vertex.server import FakeVertex
+from tests.support.analysed_models import keep_analyses
 from tests.support.short_form import chosen, only_whole
 from tests.support.terminal import Terminal
 from tests.support.vertex.submit_runs import CONFIG, DEAR, MINE, RED, Submit, running_vertex, submitter
@@ -230,7 +231,9 @@ ANSWERS_TRIED = chosen(ANSWERS, lambda name: name == "yes")
 
 @pytest.mark.parametrize(("typed", "code", "jobs"), ANSWERS_TRIED.values(), ids=ANSWERS_TRIED)
 def test_in_a_terminal_the_answer_decides(vertex: FakeVertex, tmp_path: Path, typed: str, code: int, jobs: int) -> None:
-    with Terminal(tmp_path, "submit", CONFIG, MINE, "plan.confirm_above_usd=0", "--detach") as terminal:
+    changes = (MINE, "plan.confirm_above_usd=0")
+    keep_analyses(load_run_file(CONFIG, changes), here=False)
+    with Terminal(tmp_path, "submit", CONFIG, *changes, "--detach") as terminal:
         terminal.when(lambda: "[y/N]" in terminal.said)
         assert vertex.requests == []
         terminal.type(typed)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.analysed_models import forget_analyses
 from tests.support.paths import ROOT
 from tests.support.short_form import only_whole
 from tests.support.trainer.memory_cases import Case
@@ -41,12 +42,6 @@ KEPT: tuple[Any, ...] = (
     architecture._shape,
     architecture._shardable,
 )
-CACHED = [  # all functions of these modules whose results this process remembers
-    function
-    for module in (activations, stage_memory, persistent, architecture)
-    for function in vars(module).values()
-    if hasattr(function, "cache_clear")
-]
 ON_GPUS = [
     "cluster.machine_type=a2-ultragpu-8g", "cluster.accelerator_type=NVIDIA_A100_80GB", "cluster.accelerator_count=8",
     "cluster.processes_per_replica=auto", "gcp.location=us-central1", "train.global_batch_size=32",
@@ -248,8 +243,7 @@ def test_the_second_plan_needs_neither_torch_nor_transformers(folder: Path) -> N
         "heavy = [name for name in ('torch', 'transformers') if name in sys.modules]\n"
         "print(json.dumps([heavy, plan.memory.total_bytes, plan.cost.usd]))"
     )
-    for function in CACHED:
-        function.cache_clear()
+    forget_analyses()
     first = plan_run(load_run_file(run_file, overrides))
     assert first.memory and first.cost and first.cost.usd and answers(folder)
     second = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, stdout=subprocess.PIPE)
