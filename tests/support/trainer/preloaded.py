@@ -168,11 +168,17 @@ def _warm_up() -> None:
     work in the fork of a process in which it has.
     """
     from vlmpipe.trainer.config.model import ModelConfig
+    from vlmpipe.trainer.data.tokenize import make_tokenizer
+    from vlmpipe.trainer.models.image_tokens import image_form_of
     from vlmpipe.trainer.models.registry import family_of
 
     config = ModelConfig.model_validate(TINY["model"])
     family = family_of(config)
-    family.training_module(config, family.skeleton(config, vocabulary=family.shape(config).vocabulary), cached=True)
+    family.shape(config)
+    tokenizer = make_tokenizer(
+        config.tokenizer, [f"what digit is {number}?" for number in range(99)], image_form_of(config)
+    )
+    family.training_module(config, family.blueprint(config, tokenizer), cached=True)
 
 
 def _answer_and_exit(connection: socket.socket, listener: socket.socket, ended: int) -> NoReturn:

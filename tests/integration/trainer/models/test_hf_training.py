@@ -23,7 +23,7 @@ from vlmpipe.trainer.storage import open_storage
 pytest_plugins = ("tests.support.hf.published",)
 
 RELATIVE = 1e-5
-STEPS, STOP_STEP = 4 if WHOLE else 3, 2
+STEPS, STOP_STEP = 4 if WHOLE else 2, 2
 CACHED = {"features.cache": "on"}
 ADAPTERS = {"model.lora": {"rank": 4}}
 SPLIT = {"train.strategy": "tp", "train.tensor_parallel": 2}

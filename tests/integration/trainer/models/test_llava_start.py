@@ -289,11 +289,10 @@ def test_a_run_from_a_bucket_is_that_from_a_folder_and_reads_each_file_once(
         upload_folder(open_storage("gs://bucket/llava"), with_processor(published, tmp_path / "uploaded"))
         common = START | SHARDED["fsdp"]
         bucket = make_run(tmp_path, "bucket", common | {"model": whole_of("gs://bucket/llava")}, features="off")
-        train_runs([bucket], processes=2)
+        folder = with_processor(published, tmp_path / "llava")
+        local = make_run(tmp_path, "local", common | {"model": whole_of(folder)}, features="off")
+        train_runs([bucket, local], processes=2)
         assert len(server.ranges) == NUM_SHARDS + 3, "index, configuration and image processor are the others"
-    folder = with_processor(published, tmp_path / "llava")
-    local = make_run(tmp_path, "local", common | {"model": whole_of(folder)}, features="off")
-    train_runs([local], processes=2)
     assert losses(bucket) == losses(local)
 
 

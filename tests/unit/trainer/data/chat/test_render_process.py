@@ -54,7 +54,7 @@ def test_what_takes_too_much_is_refused_and_the_next_template_is_rendered(
     code = "from vlmpipe.trainer.data.chat import render; render.CPU_S = 1; render.main()"
     monkeypatch.setattr(process, "_command", [*process._command[:2], "-c", code])
     process.end()
-    for name, source in chosen(SLOW, lambda name: name != "a large power").items():  # each start takes seconds
+    for name, source in chosen(SLOW, ("loops", "doubling", "centred").__contains__).items():  # each start takes seconds
         with pytest.raises(TemplateError, match="takes"):
             print(name, render_there(source, CHAT, {}, add_generation_prompt=False, process=process)[:100])
     assert render_there(PLAIN, CHAT, {}, add_generation_prompt=False, process=process).count("<|end|>") == 2
