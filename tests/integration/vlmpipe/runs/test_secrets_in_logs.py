@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.replicas import pool, run_failing, spec
+from tests.support.analysed_models import keep_analyses
 from tests.support.paths import ROOT
 from tests.support.short_form import chosen
+from vlmpipe.config.run_config import load_run_file
 from vlmpipe.trainer.redaction import HIDDEN
 
 TOKEN = "hf_" + "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3x"
@@ -65,7 +67,9 @@ def test_a_steps_token_is_in_no_file_and_no_output_of_a_run(tmp_path: Path, erro
         )
         return done.stdout
 
-    said = vlmpipe("run", str(ROOT / "configs/digits.yaml"), f"output.root_uri={tmp_path / 'out'}", "--run-id", "r1")
+    arguments = (str(ROOT / "configs/digits.yaml"), f"output.root_uri={tmp_path / 'out'}")
+    keep_analyses(load_run_file(arguments[0], arguments[1:]))
+    said = vlmpipe("run", *arguments, "--run-id", "r1")
     run = tmp_path / "out/runs/r1"
     record = json.loads((run / "steps/prepare-data.json").read_text())
     assert (record["state"], HIDDEN in record["detail"]["error"]) == ("failed", True), said
