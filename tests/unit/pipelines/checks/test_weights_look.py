@@ -18,10 +18,11 @@ from vlmpipe.planner import plan
 from vlmpipe.planner.plan import Plan
 from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.storage import gcs, s3
+from vlmpipe.trainer.storage import gcs
 from vlmpipe.trainer.storage.hub.client import without_hub
 from vlmpipe.trainer.storage.model_folders import local_folder
 from vlmpipe.trainer.storage.outage import must_answer_soon
+from vlmpipe.trainer.storage.s3_api import client as s3_client
 
 
 @pytest.fixture
@@ -82,7 +83,7 @@ def test_a_store_that_does_not_answer_is_asked_once_by_check_and_plan(
     scheme: str, listens: bool, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run waits for minutes; who sits before a terminal does not."""
-    for room in (gcs, s3):
+    for room in (gcs, s3_client):
         monkeypatch.setattr(room, "SOON_S", 0.2)
     monkeypatch.setattr(gcs, "SOON", gcs.SOON.with_timeout(0.2))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
