@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 from collections.abc import Iterator
 
 
@@ -12,15 +13,16 @@ def collector_off() -> Iterator[None]:
     """No search for cycles of objects. What modules make when they are loaded stays, and to search it again and again
     is a fifth of the time in which torch and transformers are loaded, and an eighth of that of compiling pipelines.
 
-    Afterwards it counts as old: the frequent searches, of what is new, pass it over.
+    Where modules were loaded, it counts as old afterwards: the frequent searches, of what is new, pass it over.
     """
-    was_enabled = gc.isenabled()
+    was_enabled, num_modules = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
         if was_enabled:
-            if not gc.get_freeze_count():  # else objects that others froze would thaw
+            # Where objects of others are frozen they would thaw, and to count those takes longer the more there are.
+            if len(sys.modules) > num_modules and not gc.get_freeze_count():
                 gc.freeze()
                 gc.unfreeze()  # into the oldest generation
             gc.enable()
