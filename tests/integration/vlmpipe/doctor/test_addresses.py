@@ -75,7 +75,7 @@ def without_buckets(server: FakeGcs) -> None:
 
 
 def closed(server: FakeGcs) -> None:
-    server.faults.append(Fault("status", code=403))
+    server.faults.append(Fault("status", code=403, times=99))
 
 
 def busy(server: FakeGcs) -> None:
