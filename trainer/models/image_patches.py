@@ -57,7 +57,9 @@ class PatchPreparer:
     def __call__(self, images: Sequence[bytes], _samples: Sequence[int] | None = None) -> Images:
         """Encoded images and videos, possibly none -> (patches, numbers) in fp32, and grids."""
         files = [frames_of(data) for data in images]
-        grids = [self._grid(frames) for frames in files]
+        # From the first frame's header: frames of a video are all of one size.
+        times = [max(1, len(frames) // self._frames) for frames in files]
+        grids = [(time, *self._grids.of(*opened(frames[0]).size)) for time, frames in zip(times, files, strict=True)]
         of_patch = (CHANNELS, self._frames, self._grids.patch**2)
         patches = empty_values(sum(map(math.prod, grids)), math.prod(of_patch))
         ends = list(itertools.accumulate(map(math.prod, grids)))
@@ -71,10 +73,6 @@ class PatchPreparer:
             ],
         )
         return Images(torch.from_numpy(patches), tuple(grids))
-
-    def _grid(self, frames: Sequence[bytes]) -> Grid:
-        """From the first frame's header. Frames of a video are all of one size."""
-        return max(1, len(frames) // self._frames), *self._grids.of(*opened(frames[0]).size)
 
     def _placed(self, frames: Sequence[bytes], grid: Grid, place: np.ndarray) -> list[_Frame]:
         """place: the patches of an image or video. An image fills all places in time of its patches; of a video the

@@ -7,9 +7,7 @@ all in one launch where the device has such a kernel, by bounds that the host kn
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,6 +31,8 @@ ATTENTION = ("full_attention", WINDOWS)  # kinds of layers
 CAUSAL = (None, False, "vision")  # "vision": image tokens see each other; see `image_blocks`
 # Arguments of some models' attention that this one does not support.
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "indices", "block_indices", "cache")
+# By model, kind of layer and settings: a start asks for the same model several times.
+_FAILURES: dict[tuple[type[nn.Module], str, str], str] = {}
 
 
 def use_varlen_attention(language_model: nn.Module) -> str:
@@ -69,8 +69,13 @@ def _why_masked(language_model: nn.Module, mixers: list[nn.Module] | None) -> st
     if getattr(config, "attention_dropout", None):
         return "its attention has dropout"
     settings = repr(vars(config))
-    trials = [Trial(type(language_model), kind, settings, config) for kind in _kinds(config) if kind in ATTENTION]
-    return next((failure for trial in trials if (failure := _failure(trial))), "")
+    for kind in _kinds(config):
+        trial = (type(language_model), kind, settings)
+        if kind in ATTENTION and trial not in _FAILURES:
+            _FAILURES[trial] = _failure_of_kind(language_model, kind)
+        if failure := _FAILURES.get(trial):
+            return failure
+    return ""
 
 
 def _kinds(config: PreTrainedConfig) -> list[str]:
@@ -82,29 +87,18 @@ def no_mask(sequences: int, device: torch.device) -> Tensor:
     return torch.empty(sequences, 1, 0, 0, dtype=torch.bool, device=device)
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A model of one layer of a kind. Two are equal if their settings, all that is set in their configs, are."""
-
-    model: type[nn.Module]
-    layer: str
-    settings: str
-    config: PreTrainedConfig = field(compare=False)
-
-
-@functools.lru_cache(32)  # a start asks for the same model several times
-def _failure(requested: Trial) -> str:
+def _failure_of_kind(language_model: nn.Module, kind: str) -> str:
     """Why a layer's attention does not get the model's samples and mask, or gets something unsupported; else empty.
 
     Runs a model of one such layer on the meta device, and in bf16, the only type there for grouped products of experts.
     """
     from transformers.modeling_utils import AttentionInterface
 
-    config = copy.deepcopy(requested.config)
+    config = copy.deepcopy(language_model.config)
     config.num_hidden_layers = 1
-    has_window = requested.layer == WINDOWS
+    has_window = kind == WINDOWS
     if getattr(config, "layer_types", None):
-        config.layer_types = [requested.layer]
+        config.layer_types = [kind]
     else:  # all layers have the window, which some models have in their mask alone
         has_window = bool(getattr(config, "sliding_window", None))
     if getattr(config, "num_kv_shared_layers", None):  # by layers before them
@@ -126,7 +120,7 @@ def _failure(requested: Trial) -> str:
     AttentionInterface.register(TRIAL, trial)
     try:
         with unset_fake_temporarily(), META, torch.no_grad():
-            layer = requested.model(config).bfloat16()
+            layer: nn.Module = type(language_model)(config).bfloat16()
             layer.config._attn_implementation = TRIAL
             embeddings = torch.empty(1, 2, config.hidden_size, dtype=torch.bfloat16)
             inputs = {"inputs_embeds": embeddings, "position_ids": torch.arange(2)[None]}

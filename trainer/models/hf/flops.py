@@ -152,10 +152,6 @@ def _may_be_left_out(func: OpOverload, args: tuple[object, ...]) -> bool:
     return any(isinstance(one, Tensor) and one.is_floating_point() and one.numel() >= LARGE for one in args)
 
 
-def _fused_attention(query: Tensor, key: Tensor, value: Tensor, *_: object, out_val: object, **__: object) -> int:
-    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
-
-
 BY_ROW = {torch.ops.aten.native_layer_norm, torch.ops.aten._softmax, torch.ops.aten.mean}
-# torch has no formula for the CPU's fused kernel.
-FORMULAS = {**flop_registry, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _fused_attention}
+FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # torch has no formula for it
+FORMULAS = flop_registry | {FUSED: lambda *given, **_: sdpa_flop_count(*(tensor.shape for tensor in given[:3]))}

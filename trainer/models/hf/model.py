@@ -68,7 +68,7 @@ class HfVLM(PackedVLM):
         self.language_model.register_forward_pre_hook(separate_samples(self.packed), with_kwargs=True)
         self.tower_is_frozen = not trains(without_mergers(encoder))
         # Replaced in traces with fake tensors; the second is there for them.
-        self.sizes_of, self.encoded = sizes_of, _as_it_is
+        self.sizes_of, self.encoded = sizes_of, lambda projected: projected
         if images is None and len(mergers_of(encoder)) > 1:
             add_levels_at_places(self.language_model)
         # In a list because it is no submodule: its parts already belong to the encoder, under their names in files.
@@ -316,10 +316,6 @@ class HfVLM(PackedVLM):
                     further = torch.arange(run.end - run.start, device=places.device)
                     places[1:, run.start : run.end] = places[1:, run.behind, None] + further
         return places.view(4, *input_ids.shape)
-
-
-def _as_it_is(projected: Tensor) -> Tensor:
-    return projected
 
 
 @contextlib.contextmanager

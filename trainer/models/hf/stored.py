@@ -4,11 +4,12 @@ it back, so that projectors train on it."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
@@ -91,7 +92,7 @@ def encoder_output(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Mode
     dtype = next(encoder.parameters()).dtype
 
     def cast(_: nn.Module, args: tuple[object, ...], named: dict[str, object]) -> object:
-        return torch.utils._pytree.tree_map(_as(dtype), (args, named))
+        return tree_map_only(Tensor, lambda one: one.to(dtype) if one.is_floating_point() else one, (args, named))
 
     def leave(_: nn.Module, __: object, output: object) -> None:
         raise _Reached(copy.copy(output))
@@ -208,10 +209,6 @@ def _replaced(output: ModelOutput, field: Field, tensor: Tensor) -> object:
         values[place] = tensor
         changed[name] = type(output[name])(values)
     return changed
-
-
-def _as(dtype: torch.dtype) -> Callable[[object], object]:
-    return lambda value: value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 class _Reached(Exception):

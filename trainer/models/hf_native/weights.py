@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from safetensors import safe_open
@@ -80,7 +80,7 @@ class StoredWeights:
         """
         stored = {name: self._stored_name(name) for name in shapes}
         missing = [name for name, known in stored.items() if not known]
-        if missing and self._model.kind and not self._is_in_larger_model:
+        if missing and self._model.kind and part_config(self._part).model_type != "llava":
             return
         if missing:
             raise ConfigError(
@@ -123,11 +123,6 @@ class StoredWeights:
         return {self._model.renamed(stored): stored for stored in self._files}
 
     @cached_property
-    def _is_in_larger_model(self) -> bool:
-        """Return whether the files are a LLaVA's, of which transformers would load a part without what is missing."""
-        return part_config(self._part).model_type == "llava"
-
-    @cached_property
     def _whole(self) -> dict[str, Tensor]:
         assert self._model.kind, "stored in larger models only, whose files are known"
         return dict(load_complete(self._model.kind, self._part, **self._loading).state_dict())
@@ -165,14 +160,10 @@ class DrawnWeights:
     """Random weights. Each depends on all drawn before it, so the first `read` builds the model and keeps it."""
 
     def __init__(self, draw: Callable[[], Mapping[str, Tensor]]) -> None:
-        self._draw = draw
+        self._drawn = cache(draw)
 
     def read(self, name: str) -> Tensor:
-        return self._drawn[name]
-
-    @cached_property
-    def _drawn(self) -> Mapping[str, Tensor]:
-        return self._draw()
+        return self._drawn()[name]
 
 
 def _with_rows(stored: RangedTensor | Tensor, shape: Sequence[int], count: int) -> Tensor:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -60,6 +59,8 @@ from vlmpipe.trainer.models.llava.model import LlavaVLM, project, tower_output
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 IMAGE_CHANNELS = 3
+# (tokens, tower_hidden) by tower, its settings and how they are taken: a start asks for the same tower several times.
+_FEATURES: dict[tuple[object, ...], tuple[int, ...]] = {}
 # Kinds of layers in transformers' `layer_types` that see no other sample under a mask.
 MASKED = {"full_attention", "sliding_attention", "chunked_attention"}
 BEHIND_LAYERS = ("post_layernorm", "layernorm", "head")  # names of a tower's modules after its last layer
@@ -240,29 +241,13 @@ class LlavaFamily(TransformersFamily):
         processor.save_pretrained(folder)
 
 
-@dataclass(frozen=True)
-class Look:
-    """A tower on the meta device and how features are taken from it, which are equal if the first three are."""
-
-    kind: type[nn.Module]
-    settings: str
-    select: str
-    config: ModelConfig = field(compare=False)
-    tower: nn.Module = field(compare=False)
-
-
-@functools.lru_cache(8)  # a start asks for the same tower several times
-def _features(look: Look) -> tuple[int, ...]:
-    """(tokens, tower_hidden) that the tower gives for an image that has a shape only."""
-    side = look.config.image_size
-    image = torch.empty(1, IMAGE_CHANNELS, side, side, device="meta")
-    return tuple(tower_output(look.config, look.tower, image).shape[1:])
-
-
 def _require_features(config: ModelConfig, tower: nn.Module, expected: tuple[int, int]) -> None:
-    """Raise ConfigError if the tower's features have another shape than expected."""
-    select = f"{config.image_size} {config.feature_layer} {config.feature_select}"
-    found = _features(Look(type(tower), repr(vars(tower.config)), select, config, tower))
+    """Let the tower look at an image that has a shape only. Raises ConfigError for other features than expected."""
+    look = (type(tower), repr(vars(tower.config)), config.image_size, config.feature_layer, config.feature_select)
+    if look not in _FEATURES:
+        image = torch.empty(1, IMAGE_CHANNELS, config.image_size, config.image_size, device="meta")
+        _FEATURES[look] = tuple(tower_output(config, tower, image).shape[1:])
+    found = _FEATURES[look]
     if found != expected:
         raise ConfigError(
             f"the tower gives {found[0]} tokens of width {found[1]} for an image of {config.image_size} pixels",

@@ -164,7 +164,8 @@ class _ChunkedLosses(torch.autograd.Function):
         rows: Tensor | None,
         misses: Tensor,
     ) -> Tensor:
-        size = _even_chunk(len(hidden), chunk_tokens)
+        chunks = max(1, -(-len(hidden) // chunk_tokens))  # the fewest, of equal size
+        size = max(1, -(-len(hidden) // chunks))
         losses, log_sums = (hidden.new_zeros(len(hidden), dtype=torch.float32) for _ in range(2))
         scores = sums = hidden.new_empty(0)
         with torch.autocast(hidden.device.type, enabled=False):
@@ -224,12 +225,6 @@ def trained_rows_of(layer: nn.Module) -> Tensor | None:
     """Tokens whose rows in an embedding or a head are all that is trained of it (`model.lora.train_tokens`)."""
     rows: Tensor | None = getattr(layer, TRAINED_ROWS, None)
     return rows
-
-
-def _even_chunk(labels: int, most: int) -> int:
-    """Labels of each chunk, with the fewest chunks of equal size."""
-    chunks = max(1, -(-labels // most))
-    return max(1, -(-labels // chunks))
 
 
 def _starts(hidden: Tensor, size: int) -> range:
