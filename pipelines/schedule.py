@@ -26,6 +26,7 @@ from vlmpipe.planner.steps.estimate import HOURS_PER_MONTH
 from vlmpipe.planner.sweep import plan_config
 from vlmpipe.platforms.schedules import Change, RunSchedule, Schedules
 from vlmpipe.platforms.table import DEFAULT, platform_of
+from vlmpipe.trainer.config.job import without_gone
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage.outage import answering_soon
 
@@ -226,7 +227,7 @@ def _of_live_runs(config: RunConfig, live: RunSchedule, target: str) -> tuple[Sp
     scheduled, unread = job, "the service does not show the run file that its runs read"
     if live.run_file is not None:
         try:
-            content = {**live.run_file, "plan": config.plan.model_dump(mode="json"), "schedule": None}
+            content = {**without_gone(live.run_file), "plan": config.plan.model_dump(mode="json"), "schedule": None}
             scheduled, unread = parse_run_config(content, live.address), ""
         except ConfigError as error:
             unread = f"this version does not take the run file that its runs read ({error.found})"

@@ -12,6 +12,7 @@ from vlmpipe.config.sections.stages import with_overrides
 from vlmpipe.config.validation_errors import show
 from vlmpipe.records.compiled import CompiledSettings, Parameter
 from vlmpipe.runs.setting_differences import Differences, differences
+from vlmpipe.trainer.config.job import without_gone
 from vlmpipe.trainer.errors import ConfigError
 
 # Settings that are compiled into the pipeline: changing them for one run would have no effect.
@@ -86,7 +87,7 @@ def with_parameters(
     others = read_overrides(overrides)
     if both := sorted({inner for _, inner in twice([*changed, *{path for path, _ in leaves(others)}])}):
         raise ConfigError(f"{', '.join(both)} is given as a parameter and in overrides", fix="give it once")
-    content = with_overrides(_run_file(run_file), {**changed, **others})
+    content = with_overrides(without_gone(_run_file(run_file)), {**changed, **others})
     return parse_run_config(content, "run file with this run's parameters")
 
 
@@ -99,7 +100,7 @@ def from_compiled(whole: RunConfig, compiled: Mapping[str, object], stage: str) 
 
     if not compiled:
         return {}
-    return differences(of_stage(parse_run_config(compiled, "compiled run file")), of_stage(whole))
+    return differences(of_stage(parse_run_config(without_gone(compiled), "compiled run file")), of_stage(whole))
 
 
 def _is_changed(value: str | int | float, default: str | int | float) -> bool:

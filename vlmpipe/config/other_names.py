@@ -47,6 +47,9 @@ WORDS = {
     "find_unused_parameters": "leave it out: which parameters are trained is known (model.freeze, model.lora)",
     "bucket_cap_mb": "leave it out: DDP's buckets are torch's default; of ZeRO it is "
     "train.deepspeed.zero_optimization.reduce_bucket_size, in elements",
+    "freeze_gc": "leave it out: garbage is collected between steps in every run",
+    "local_port": "leave it out: replicas on this machine meet at a free port",
+    "mirror_lag_warning_s": "leave it out: a mirror that lags is said after half an hour",
     "min_num_params": "leave it out: layers are FSDP's units, which suit every size",
 }
 # Fields that are gone (docs/decisions/0148), and what does their work.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from google.auth.exceptions import DefaultCredentialsError
 from google.protobuf import json_format
 from kfp.registry import RegistryClient
@@ -26,9 +27,10 @@ from vlmpipe.platforms.vertex import artifact_registry as template_registry
 from vlmpipe.platforms.vertex import pipeline_job as vertex_job
 from vlmpipe.platforms.vertex import retries, submit
 from vlmpipe.platforms.vertex.artifact_registry import Registry
-from vlmpipe.platforms.vertex.templates import publish
+from vlmpipe.platforms.vertex.templates import _read, publish
 from vlmpipe.rehearsal.vertex.server import BILLING_LABEL
 from vlmpipe.trainer import __version__
+from vlmpipe.trainer.config.job import ANY_VALUE, GONE
 from vlmpipe.trainer.errors import ExitCode, UserError
 
 HOST = f"https://{FILES}/test-project/templates"
@@ -60,6 +62,17 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
     return compile_pipeline(
         load_run_file(CONFIG, [MINE, *SCHEDULED]), "vertex", tmp_path_factory.mktemp("compiled") / "pipeline.yaml"
     )
+
+
+def test_a_pipeline_that_an_earlier_version_published_is_read(whole: Compiled) -> None:
+    """Its run file holds every field of that time."""
+    document = yaml.safe_load(whole.path.read_text())
+    default = document["root"]["inputDefinitions"]["parameters"]["run_file"]
+    run_file = json.loads(default["defaultValue"])
+    for section, fields in GONE.items():
+        run_file[section] |= {name: 1800 if value is ANY_VALUE else value for name, value in fields.items()}
+    default["defaultValue"] = json.dumps(run_file)
+    assert _read(json.dumps(document).encode(), LATEST)[1] == load_run_file(CONFIG, [MINE, *SCHEDULED])
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ ATTENTION = ("full_attention", WINDOWS)  # kinds of layers
 CAUSAL = (None, False, "vision")  # "vision": image tokens see each other; see `image_blocks`
 # Arguments of some models' attention that this one does not support.
 UNSUPPORTED = ("softcap", "s_aux", "position_bias", "indices", "block_indices", "cache")
-# By model, kind of layer and settings: a start asks for the same model several times.
-_FAILURES: dict[tuple[type[nn.Module], str, str], str] = {}
+# Model, kind of layer and settings of trials that went well: a start asks for the same model several times.
+_PASSED: set[tuple[type[nn.Module], str, str]] = set()
 
 
 def use_varlen_attention(language_model: nn.Module) -> str:
@@ -71,10 +71,10 @@ def _why_masked(language_model: nn.Module, mixers: list[nn.Module] | None) -> st
     settings = repr(vars(config))
     for kind in _kinds(config):
         trial = (type(language_model), kind, settings)
-        if kind in ATTENTION and trial not in _FAILURES:
-            _FAILURES[trial] = _failure_of_kind(language_model, kind)
-        if failure := _FAILURES.get(trial):
-            return failure
+        if kind in ATTENTION and trial not in _PASSED:
+            if failure := _failure_of_kind(language_model, kind):
+                return failure
+            _PASSED.add(trial)
     return ""
 
 

@@ -22,6 +22,7 @@ from vlmpipe.platforms.compiled import CONTENT_TAG, Compiled, Template, describe
 from vlmpipe.platforms.pipeline_yaml import documents
 from vlmpipe.platforms.vertex.artifact_registry import DIGEST, HOST, Registry
 from vlmpipe.trainer import __version__
+from vlmpipe.trainer.config.job import without_gone
 from vlmpipe.trainer.errors import ConfigError, os_errors
 
 NAME = r"[a-z0-9][a-z0-9-]{3,127}"
@@ -126,4 +127,5 @@ def _read(content: bytes, address: str) -> tuple[pipeline_spec_pb2.PipelineSpec,
             f"{address} is not a pipeline of vlmpipe",
             expected="one that vlmpipe publish has put there: it holds its run file",
         ) from error
-    return spec, parse_run_config(run_file, address)
+    # One that an earlier version has published holds every field of its time.
+    return spec, parse_run_config(without_gone(run_file) if isinstance(run_file, dict) else run_file, address)

@@ -63,6 +63,16 @@ def test_defaults_do_not_override_a_run_file_that_was_replaced(config: RunConfig
     assert resolved(config, run_file=json.dumps(other), **parameters).config.train.epochs == 9
 
 
+def test_a_pipeline_of_an_earlier_version_goes_on_in_a_newer_image(config: RunConfig) -> None:
+    earlier = config.to_dict()
+    earlier["train"] |= {"freeze_gc": True}
+    earlier["cluster"] |= {"local_port": 0}
+    compiled = json.loads(compiled_settings(config, "local", config.output.root_uri))
+    found = resolve(json.dumps(earlier), json.dumps(compiled | {"run_file": earlier}), job_name="digits-1")
+    assert (found.config, found.differences) == (config, {})
+    assert "leave it out" in refusal(config, run_file=json.dumps(earlier), overrides='{"train.freeze_gc": false}')
+
+
 def test_what_differs_from_the_compiled_pipeline_is_known(config: RunConfig) -> None:
     assert resolved(config, **parameter_defaults(config)).differences == {}
     overrides = json.dumps({"gate": {"max_loss": 3.0}, "evaluate.max_new_tokens": 5})

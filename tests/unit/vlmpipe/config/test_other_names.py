@@ -34,6 +34,9 @@ TYPED = {
     "train.find_unused_parameters": "leave it out",
     "train.bucket_cap_mb": "leave it out",
     "train.min_num_params": "leave it out",
+    "train.freeze_gc": "leave it out",
+    "cluster.local_port": "leave it out",
+    "checkpoint.mirror_lag_warning_s": "leave it out",
 }
 # Names in guides to training on several GPUs that a reader of them types here.
 OF_GUIDES = (
