@@ -154,4 +154,4 @@ def _may_be_left_out(func: OpOverload, args: tuple[object, ...]) -> bool:
 
 BY_ROW = {torch.ops.aten.native_layer_norm, torch.ops.aten._softmax, torch.ops.aten.mean}
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # torch has no formula for it
-FORMULAS = flop_registry | {FUSED: lambda *given, **_: sdpa_flop_count(*(tensor.shape for tensor in given[:3]))}
+FORMULAS = flop_registry | {FUSED: lambda *inputs, **_: sdpa_flop_count(*(tensor.shape for tensor in inputs[:3]))}
