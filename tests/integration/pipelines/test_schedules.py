@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -313,6 +314,11 @@ def test_what_is_resumed_is_priced_as_it_was_scheduled(
     )
     spec = only(vertex).create_pipeline_job_request.pipeline_job.pipeline_spec
     default = spec["root"]["inputDefinitions"]["parameters"]["run_file"]
+    earlier = json.loads(default["defaultValue"])
+    earlier["train"]["freeze_gc"] = True  # a field of an earlier version, which did nothing
+    default["defaultValue"] = json.dumps(earlier)
+    old = schedule("resume", "train.max_steps=1", price, plan=None)
+    assert (old.code, "is planned to cost $870" in old.err) == (64, True)
     default["defaultValue"] = '{"unknown_key": 1}'
     unread = schedule("resume", price, plan=None)
     assert (unread.code, "this version does not take the run file that its runs read" in unread.err) == (64, True)

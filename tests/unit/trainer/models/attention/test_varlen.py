@@ -285,6 +285,16 @@ def test_supported_models_are_detected_also_on_fake_tensors(kind: Any, config: A
     assert fake or torch.equal(torch.get_rng_state(), random_numbers), "the run's random numbers stay what they are"
 
 
+def test_a_trial_that_failed_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["out of memory", ""])
+    monkeypatch.setattr(varlen, "_PASSED", set())
+    monkeypatch.setattr(varlen, "_failure_of_kind", lambda *_: next(answers))
+    model = language_model()
+    assert use_varlen_attention(model) == "out of memory" and not takes_samples(model.config)
+    assert use_varlen_attention(model) == "" and takes_samples(model.config)
+    assert use_varlen_attention(language_model()) == "", "no third trial"
+
+
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "qwen3_vl"])
 def test_language_models_of_all_families_are_supported(family: str) -> None:
     config = Case("ddp", family=family).config(1).model
