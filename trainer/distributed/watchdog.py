@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 
@@ -158,8 +159,20 @@ def within(seconds: float, *actions: Callable[[], object]) -> None:
 
 
 def stacks_of_all_threads() -> str:
-    """Each thread's stack in faulthandler's form, the most recent call first."""
+    """Each thread's stack in faulthandler's form, the most recent call first.
+
+    faulthandler ends with the 100th thread, the youngest first: the main thread then comes before the others.
+    """
     with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
         faulthandler.dump_traceback(file=file, all_threads=True)
         file.seek(0)
-        return file.read()
+        stacks = file.read()
+    main = threading.main_thread().ident
+    assert main is not None
+    if f"hread 0x{main:016x} " in stacks or main not in (frames := sys._current_frames()):
+        return stacks
+    calls = "".join(
+        f'  File "{frame.f_code.co_filename}", line {line} in {frame.f_code.co_name}\n'
+        for frame, line in traceback.walk_stack(frames[main])
+    )
+    return f"Thread 0x{main:016x} (most recent call first):\n{calls}\n{stacks}"

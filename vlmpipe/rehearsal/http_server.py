@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -16,12 +18,37 @@ class ApiError(Exception):
         self.code, self.message, self.reason, self.headers = code, message, reason, headers or {}
 
 
+class ConnectionServer(ThreadingHTTPServer):
+    """Ends the connections that clients keep alive when it closes, and with them their threads."""
+
+    daemon_threads = True
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        self._connections: set[socket.socket] = set()
+        super().__init__(("127.0.0.1", 0), handler)
+
+    def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
+        assert isinstance(request, socket.socket)  # the other form is of datagrams
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
+        assert isinstance(request, socket.socket)
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        super().server_close()
+        for connection in list(self._connections):
+            with contextlib.suppress(OSError):  # the client, or its thread, has just closed it
+                connection.shutdown(socket.SHUT_RDWR)
+
+
 class HttpServer:
     """Serves while it is entered, one thread a connection, on a free port."""
 
     def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        self._server.daemon_threads = True
+        self._server = ConnectionServer(handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
 
     def __enter__(self) -> Self:

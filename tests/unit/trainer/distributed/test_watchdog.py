@@ -7,6 +7,7 @@ import queue
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from tests.support.paths import ROOT
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.distributed.process import ProcessContext
-from vlmpipe.trainer.distributed.watchdog import STACKS_FOLDER, Watchdog
+from vlmpipe.trainer.distributed.watchdog import STACKS_FOLDER, Watchdog, stacks_of_all_threads
 from vlmpipe.trainer.errors import ExitCode
 
 FIRES_S = 20.0  # far longer than any limit here
@@ -83,6 +84,24 @@ def test_stacks_name_the_step_and_what_each_thread_does(
     said = capfd.readouterr().err
     assert stacks in said, "the log has them too: the store may be out of reach"
     assert "error: rank 0 has made no step for" in said
+
+
+def test_the_main_thread_is_shown_among_more_threads_than_faulthandler_shows() -> None:
+    done = threading.Event()
+    threads = [threading.Thread(target=done.wait) for _ in range(120)]
+    for thread in threads:
+        thread.start()
+    try:
+        stacks = stacks_of_all_threads()
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    main = f"Thread 0x{threading.main_thread().ident:016x} (most recent call first):\n"
+    assert stacks.startswith(main)
+    calls = stacks.split("\n\n")[0].splitlines()[1:]
+    assert re.fullmatch(r'  File "[^"]+/watchdog.py", line \d+ in stacks_of_all_threads', calls[0])
+    assert re.fullmatch(rf'  File "{re.escape(__file__)}", line \d+ in test_the_main_thread_is_shown\w+', calls[1])
 
 
 def test_the_watch_begins_with_the_first_step(make: Make, ended: queue.SimpleQueue[int]) -> None:
