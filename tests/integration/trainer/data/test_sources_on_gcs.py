@@ -64,8 +64,10 @@ def write(path: Path, content: list[pa.RecordBatch]) -> Path:
 
 def allocated_by_the_product() -> int:
     """Bytes; the bucket's threads in this process, which may be late to drop what they sent, do not count."""
-    product = tracemalloc.Filter(True, f"{Path(vlmpipe.__file__).parent}/*", all_frames=True)
-    traces = tracemalloc.take_snapshot().filter_traces([product]).traces
+    package = Path(vlmpipe.__file__).parent
+    product = tracemalloc.Filter(True, f"{package}/*", all_frames=True)
+    bucket = tracemalloc.Filter(False, f"{package}/rehearsal/*", all_frames=True)
+    traces = tracemalloc.take_snapshot().filter_traces([product, bucket]).traces
     return sum(trace.size for trace in traces)
 
 
