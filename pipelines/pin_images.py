@@ -118,7 +118,7 @@ def _with_field(text: str, section: str, field: str, value: str, source: str) ->
         value = f"{field}: {value}\n{' ' * fields.start_mark.column}"
     else:
         start, end = node.start_mark.index, node.end_mark.index
-        value = value if start < end else f" {value}"  # after a colon with nothing behind it
+        value = value if start < end else f" {value}"  # after a colon with nothing after it
     return text[:start] + value + text[end:]
 
 

@@ -7,7 +7,7 @@
 With several stages, all steps but the last for each of them, in whose names the stage comes first. The next stage
 begins where the one before was accepted; resolve-run sees whether an earlier attempt of the run has done that already.
 
-A sweep (section sweep) ends otherwise. Behind the last stage's resolve-run its variants' data are prepared, each once,
+A sweep (section sweep) ends otherwise. After the last stage's resolve-run its variants' data are prepared, each once,
 and its jobs run side by side:
 
     open-sweep -> for each preparation: prepare-data -> cache-features (job)
@@ -123,7 +123,7 @@ def build(config: RunConfig, target: str) -> BaseComponent:
                     of_stage.sweep(config.sweep, resolved["run_uri"], target)
                     return
                 evaluated = of_stage.train(resolved) if is_last else of_stage.train_once(resolved)
-                # Behind both branches of a stage: kfp.local takes a condition on what joins branches as not met.
+                # After both branches of a stage: kfp.local takes a condition on what joins branches as not met.
                 decision = of_stage.add(decide, run_uri=resolved["run_uri"], gcp_resources=evaluated)
                 is_accepted = decision.outputs["Output"] == "accepted"
                 accepted.enter_context(dsl.If(is_accepted, name=of_stage.named("accepted")))

@@ -17,9 +17,21 @@ from tests.support.paths import ROOT
 PACKAGES = ("vlmpipe", "trainer", "pipelines", "components")
 SUFFIXES = {".py", ".yaml", ".j2"}
 SCHEMA = ROOT / "docs/reference/run-file.schema.json"  # generated from the fields
+TOP_PAGES = ("README.md", "CHANGELOG.md", "AGENTS.md", "SECURITY.md")
 FIRST_WORDS = r"(Of|Those|That of|None|The same)\b"
 OPENING = re.compile(rf'^ *[rf]?"""({FIRST_WORDS}|(As|Also|With|Without|Whom|What|Whether)\b).*', re.MULTILINE)
-STOP_WORDS = re.compile(r"\b(anew|alike|nobody|somebody|heed(?:s|ed|ing)?|so\s+many|goes\s+on)\b.*", re.IGNORECASE)
+STOP_WORDS = re.compile(
+    r"\b(anew|(?<!look )alike|nobody|somebody|heed(?:s|ed|ing)?|so\s+many|goes\s+on)\b.*", re.IGNORECASE
+)
+# "behind" for "after": not where something hides, lags or is left, or stands between a client and a service.
+BEHIND = re.compile(r"\bbehind\b", re.IGNORECASE)
+RIGHTLY_BEHIND = re.compile(
+    r"\b(?:(?:hid\w*|lags?|leaves?|leave)\s(?:\S+\s){0,2}|left\s|points\s|steps\s|stand\s|reductions\s)behind\b"
+    r"|\bbehind(?:\s(?:an?|the|its))?(?:\s`\w+`)?\s(?:KServe|Storage|feature|server|endpoint|proxy|gate|protocol|class|"
+    r"command|launchers|address|local|warning|evaluation|the backward pass|nothing|AGENTS)\b"
+    r'|else "behind"',
+    re.IGNORECASE,
+)
 NO_PLACE = re.compile(
     r"never run|by this project|no model has|was seen|were tried", re.IGNORECASE
 )  # history and proofs
@@ -36,7 +48,22 @@ DATA = {"trainer/evaluation/vqa_answers.py"}  # its contractions are data of the
 
 def faults(text: str) -> list[str]:
     """Return the lines of `text` with a docstring's bad first words, or from a stop word on."""
-    return [match.group().strip() for pattern in (OPENING, STOP_WORDS) for match in pattern.finditer(text)]
+    matches = (match.group().strip() for pattern in (OPENING, STOP_WORDS) for match in pattern.finditer(text))
+    return [*matches, *behind(text)]
+
+
+def behind(text: str) -> list[str]:
+    """Return what surrounds each "behind" of `text` that means "after"."""
+    right = [match.span() for match in RIGHTLY_BEHIND.finditer(text)]
+    places = [match.span() for match in BEHIND.finditer(text)]
+    wrong = [place for place in places if not any(start <= place[0] and place[1] <= end for start, end in right)]
+    return [text[max(0, start - 40) : end + 40] for start, end in wrong]
+
+
+def prose(page: str) -> str:
+    """Return a page of Markdown without its blocks of code, code in lines and addresses of links."""
+    page = re.sub(r"^( *)```.*?^\1```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"\]\([^)\n]*\)", "]", re.sub(r"`[^`\n]*`", "``", page))
 
 
 def descriptions(schema: Any) -> Iterator[str]:
@@ -58,6 +85,20 @@ def test_docstrings_comments_and_messages_are_plain_english(package: str) -> Non
     assert {
         name: lines for name, path in names.items() if name not in DATA and (lines := faults(path.read_text()))
     } == {}
+
+
+def test_pages_are_plain_english() -> None:
+    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in TOP_PAGES)]
+    assert len(pages) > 60
+    texts = {page.relative_to(ROOT).as_posix(): prose(page.read_text("utf-8")) for page in pages}
+    matches = {name: [match.group() for match in STOP_WORDS.finditer(text)] for name, text in texts.items()}
+    assert {name: lines for name, text in texts.items() if (lines := matches[name] + behind(text))} == {}
+
+
+def test_code_on_a_page_is_no_prose() -> None:
+    page = "Runs go on.\n\n```bash\nmake anew\n```\n\nNot `nobody` nor [them](alike.md); somebody"
+    assert "somebody" in prose(page)
+    assert not any(word in prose(page) for word in ("anew", "nobody", "alike"))
 
 
 def test_descriptions_of_fields_say_what_the_field_is_without_its_history() -> None:
@@ -91,6 +132,7 @@ def test_bad_descriptions_are_found() -> None:
         "# as if nobody had asked",
         'print("training goes on")',
         "for so\n    many tokens",
+        "# tokens behind the end of a sample",
         "Heeds the variable",
     ],
 )
@@ -100,6 +142,7 @@ def test_a_fault_is_found(text: str) -> None:
 
 def test_plain_english_has_no_fault() -> None:
     assert faults('"""Return the last step, or None before the first."""\n# of those that fit\nalike_view = 1') == []
+    assert faults("A server behind a proxy that a stop left behind; DDP hides it behind the backward pass.") == []
 
 
 @cache

@@ -285,7 +285,7 @@ def _recorded(settings: Mapping[str, JsonValue], field: str) -> JsonValue:
 def leaves(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo, bool]]:
     """Dotted path of each field that is no section, the field, and whether a section above it may be null.
 
-    Fields of the sections in a list have `[]` behind the list's name.
+    Fields of the sections in a list have `[]` after the list's name.
     """
     for name, field in section.model_fields.items():
         below, is_list, may_lack = _section_of(field)

@@ -27,7 +27,7 @@ def storage_uri(value: str) -> str:
     """The address as `open_storage` takes it: `file:///folder` is the path, as everywhere else.
 
     Raises ValueError for what it does not open, and for typing errors that would be another place: spaces at the ends,
-    line breaks, one slash behind a scheme, and empty or relative parts in a bucket, where they are names like others.
+    line breaks, one slash after a scheme, and empty or relative parts in a bucket, where they are names like others.
     """
     if value != value.strip() or any(unicodedata.category(one) in _LINES for one in value):
         raise ValueError("expected an address without line breaks, and without spaces at its ends")

@@ -1,6 +1,6 @@
 """Pictures inside other files: pages of documents, frames of videos.
 
-A record names one by a fragment behind the file's path: `#page=2` (RFC 8118), `#t=1.5` in seconds (Media Fragments URI
+A record names one by a fragment after the file's path: `#page=2` (RFC 8118), `#t=1.5` in seconds (Media Fragments URI
 1.0), or `#frame=1/8`, the first of eight frames that are evenly spread.
 """
 

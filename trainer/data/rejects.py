@@ -58,7 +58,7 @@ class RejectCode(StrEnum):
     REF_UNSAFE_CHARACTERS = "ref.unsafe_characters"  # control characters or marks of direction in an image's name
     REF_UNSAFE_PATH = "ref.unsafe_path"  # the image path leaves data.image_folder
     MEDIA_UNREADABLE = "media.unreadable"  # a document or a video that is damaged, or a video without frames
-    MEDIA_MISSING_PART = "media.missing_part"  # a page behind the last one, a time behind the end, or a second frame
+    MEDIA_MISSING_PART = "media.missing_part"  # a page after the last one, a time after the end, or a second frame
     IMAGE_EMPTY = "image.empty"  # zero bytes
     IMAGE_UNIDENTIFIED = "image.unidentified"  # none of the allowed formats, whatever its name
     IMAGE_TOO_LARGE = "image.too_large"  # more pixels than data.max_image_pixels, or bytes than data.max_image_bytes

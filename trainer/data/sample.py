@@ -54,7 +54,7 @@ class Turn:
     # Left, top, right and bottom of what the answer is about, as shares of the sample's only image; empty: not known.
     region: tuple[float, ...] = ()
     tools: str = ""  # of the conversation, in its first turn: a JSON list of functions
-    calls: str = ""  # of tools, behind the answer: a JSON list
+    calls: str = ""  # of tools, after the answer: a JSON list
     results: tuple[str, ...] = ()  # of the calls before, in place of a question
     fields: tuple[tuple[str, str], ...] = ()  # of its record, with their values, that data.slices names
 

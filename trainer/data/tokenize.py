@@ -47,7 +47,7 @@ PROBE = "Sphinx of black quartz, judge my vow: 0123456789? THE QUICK BROWN FOX (
 QUESTION_PREFIX, ANSWER_PREFIX = "USER: ", " ASSISTANT:"
 
 # In a content list, an image is its mark and, where something follows, a line end, as in training. A system text begins
-# the question behind it.
+# the question after it.
 CHAT_TEMPLATE = (
     "{{- bos_token or '' -}}"
     "{%- for message in messages -%}"

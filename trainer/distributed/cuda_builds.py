@@ -29,7 +29,7 @@ CPU = "cpu"  # the build of torch without CUDA
 class CudaBuild:
     """A CUDA build of torch."""
 
-    name: str  # "cu130", what stands behind the plus of torch's version
+    name: str  # "cu130", what stands after the plus of torch's version
     version: str  # "13.0", as torch.version.cuda
     architectures: tuple[float, ...]  # compute capabilities with machine code in the build
     min_driver: str  # "580": the oldest branch of the driver that runs it

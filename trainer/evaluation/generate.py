@@ -76,7 +76,7 @@ def generate(model: nn.Module, chat: Chat, given: dict[str, Any], max_new_tokens
     )
     if "input_ids" in given:
         generated = generated[:, given["input_ids"].shape[1] :]  # remove the prompts, which precede the answers
-    # Behind thinking, where the template has it.
+    # After thinking, where the template has it.
     texts = chat.tokenizer.batch_decode(generated, skip_special_tokens=True)
     ended = torch.isin(generated, torch.tensor(chat.end_token_ids, device=generated.device)).any(dim=1).tolist()
     answers = [

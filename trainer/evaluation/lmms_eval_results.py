@@ -1,4 +1,4 @@
-"""Reads what lmms-eval leaves: its scores with intervals, and the answers behind them.
+"""Reads what lmms-eval leaves: its scores with intervals, and the answers that were scored.
 
 lmms-eval ends with 0 after many errors, and scores the text of a failed request as an answer: both are found here. Its
 `stderr_clt` is not read: it is that of the questions' own scores, also beside scores that are no mean of them, such as

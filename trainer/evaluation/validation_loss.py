@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 EXACT_MATCH = "validation_exact_match"
-VALIDATION_LOSS = "validation_loss"  # of each source with "/" and its name behind it
+VALIDATION_LOSS = "validation_loss"  # of each source with "/" and its name after it
 LABEL_TOKENS = "validation_label_tokens"
 
 

@@ -96,7 +96,7 @@ class TrainingProgress:
         self.first_loss = line["loss"] if self.first_loss is None else self.first_loss
 
     def _new_lines(self, path: Path) -> list[Numbers]:
-        """Whole lines behind the place read to last."""
+        """Whole lines after the place read to last."""
         try:
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))

@@ -98,7 +98,7 @@ class PackedVLM(nn.Module):
         return loss_at_labels(self.token_loss, head, hidden, *labels, inputs.get("pairs"), inputs.get("loss_sources"))
 
     def decode(self, hidden: Tensor, position_ids: Tensor, samples: CuSeqlens | None, **more: object) -> Tensor:
-        """(sequences, tokens, hidden) behind the language model's layers, which keep samples apart.
+        """(sequences, tokens, hidden) after the language model's layers, which keep samples apart.
 
         position_ids: see `PackedInputs`; of several axes, the first is that of samples. more: further arguments.
         """

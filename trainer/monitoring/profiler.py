@@ -41,7 +41,7 @@ def phase(name: str) -> record_function:
 class StepProfiler:
     """Profiles the steps that `train.profile` names, from the end of the step before them. Idle without it.
 
-    Raises ConfigError when these steps lie behind the run's last one.
+    Raises ConfigError when these steps lie after the run's last one.
     """
 
     def __init__(self, job: JobConfig, worker: ProcessContext, *, first_step: int, total_steps: int) -> None:

@@ -19,7 +19,7 @@ from vlmpipe.trainer.models.attention.delta_rule import DeltaRule, Rule, call_ru
 PACKAGE, EXTRA = "fla", "linear-attention"
 DISTRIBUTIONS = ("torch", "triton", "flash-linear-attention", "fla-core")
 ROWS = (190, 130)  # tokens of the samples in a trial: several chunks of 64, and a part of one
-CHANGED = 20  # tokens behind the second sample's end
+CHANGED = 20  # tokens after the second sample's end
 # Norm of a difference by the norm: kernels multiply parts in bf16, whose rounding makes some 0.01.
 TOLERANCE = 0.03
 NAMES = ("query", "key", "value", "decay", "beta")
@@ -86,18 +86,18 @@ def faults_of(rule: DeltaRule, device: torch.device, dtype: torch.dtype = torch.
         torch.manual_seed(0)
         inputs = [tensor.detach() for tensor in rule_inputs(rule.sizes, ROWS, device, dtype)]
     noise = [tensor.flip(1) for tensor in inputs]  # numbers in another order of tokens have the same ranges
-    other, behind, alone = [], [], [tensor[1:] for tensor in inputs]
+    other, after, alone = [], [], [tensor[1:] for tensor in inputs]
     for tensor, changed in zip(inputs, noise, strict=True):
         other.append(torch.cat([changed[:1], tensor[1:]]))
-        behind.append(tensor.clone())
-        behind[-1][1, ROWS[1] : ROWS[1] + CHANGED] = changed[1, ROWS[1] : ROWS[1] + CHANGED]
+        after.append(tensor.clone())
+        after[-1][1, ROWS[1] : ROWS[1] + CHANGED] = changed[1, ROWS[1] : ROWS[1] + CHANGED]
     together, exact = _results(rule.kernel, inputs), _results(rule.reference, [tensor.float() for tensor in inputs])
-    variants = [[result[-1] for result in _results(rule.kernel, some)] for some in (other, behind, alone)]
+    variants = [[result[-1] for result in _results(rule.kernel, some)] for some in (other, after, alone)]
     names, faults = ("output", *(f"gradient of {name}" for name in NAMES)), list[str]()
     for name, ours, true, after_other, padded, single in zip(names, together, exact, *variants, strict=True):
         if not torch.equal(ours[1], after_other):
             faults.append(f"the {name} of a sample changes with another sample")
-        for changed, what in ((padded, "what stands behind it"), (single, "a batch")):
+        for changed, what in ((padded, "what stands after it"), (single, "a batch")):
             if not (apart := _apart(changed, ours[1])) <= TOLERANCE:
                 faults.append(f"the {name} of a sample changes with {what} by {apart:.2g} of its norm")
         if not (apart := max(map(_apart, ours, true))) <= TOLERANCE:
@@ -112,7 +112,7 @@ def _apart(result: Tensor, expected: Tensor) -> float:
 
 
 def _results(rule: Rule, inputs: Iterable[Tensor]) -> list[Tensor]:
-    """Output and gradients, 0 behind the end of each sample: (samples, tokens, ...)."""
+    """Output and gradients, 0 after the end of each sample: (samples, tokens, ...)."""
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     with torch.enable_grad():
         output = call_rule(rule, leaves)

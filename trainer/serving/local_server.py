@@ -1,4 +1,4 @@
-"""A run's exported model behind `transformers serve` on this machine."""
+"""A run's exported model in `transformers serve` on this machine."""
 
 from __future__ import annotations
 

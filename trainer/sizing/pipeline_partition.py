@@ -46,7 +46,7 @@ def stages_of(layers: int, stages: int, flops: SequenceFlops | None, *, image_la
         raise ConfigError(
             f"{stages} stages (train.pipeline_parallel, times train.virtual_stages) are more than the language model's "
             f"{layers} layers give, of which the first {in_first} stay in one stage: outputs of the tower's inner "
-            "layers are added behind them (DeepStack)",
+            "layers are added after them (DeepStack)",
             expected=f"at most {most} stages",
         )
     return cut(layers, stages, Costs.of(flops, layers) if flops else EVEN, in_first=in_first)

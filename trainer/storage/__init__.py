@@ -9,7 +9,7 @@ from vlmpipe.trainer.storage.local import LocalStorage
 def open_storage(root_uri: str) -> Storage:
     """The store behind a local path, a `file://` path, `gs://bucket/path` or `s3://bucket/path`.
 
-    Raises ConfigError for another scheme, and for one with a single slash behind it.
+    Raises ConfigError for another scheme, and for one with a single slash after it.
     """
     if match := MISTYPED.match(root_uri):
         raise ConfigError(

@@ -59,7 +59,7 @@ def vision_bytes(section: str, patches: int, compute: Compute, *, recomputes: bo
 
 
 def _by_depth(config: ModelConfig, compute: Compute, recomputes: bool) -> Iterator[tuple[int, tuple[Held, Held, Held]]]:
-    """For some numbers of encoder layers: what is held at the peak of the forward pass, behind it, and at the peak of
+    """For some numbers of encoder layers: what is held at the peak of the forward pass, after it, and at the peak of
     the backward pass."""
     whole = copy.deepcopy(part_config(config.tower))
     layers = int(whole.vision_config.num_hidden_layers)

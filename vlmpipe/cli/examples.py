@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-# Arguments of each command, as typed behind its name.
+# Arguments of each command, as typed after its name.
 EXAMPLES = {
     "init": ("", "llava --output my-run.yaml", "--data photos --output photos.yaml"),
     "import": (

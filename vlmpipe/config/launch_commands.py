@@ -75,7 +75,7 @@ def runs_shell(words: Sequence[str]) -> bool:
 def passes_arguments(words: Sequence[str]) -> bool:
     """Return whether words that are appended to these reach the program.
 
-    A shell's text has to pass them on, and takes the first word behind it as its $0.
+    A shell's text has to pass them on, and takes the first word after it as its $0.
     """
     place = _place_of_text(words)
     if place is None:
@@ -85,7 +85,7 @@ def passes_arguments(words: Sequence[str]) -> bool:
 
 
 def _place_of_text(words: Sequence[str]) -> int | None:
-    """Place of a shell's text, behind -c; None for none. Before the shell may be env, a timeout and the like.
+    """Place of a shell's text, after -c; None for none. Before the shell may be env, a timeout and the like.
 
     Words that begin with -c follow an image's entry point, which is a shell then.
     """
@@ -183,7 +183,7 @@ def _name(parts: Sequence[str], option: re.Pattern[str]) -> str:
 
 
 def _value(parts: Sequence[str], option: re.Pattern[str]) -> str:
-    """Value of an option, as the next word or behind =; empty where it is not given."""
+    """Value of an option, as the next word or after =; empty where it is not given."""
     for number, word in enumerate(parts):
         name, sign, value = word.partition("=")
         if option.fullmatch(name):

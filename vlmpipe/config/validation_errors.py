@@ -115,7 +115,7 @@ def show(value: object) -> str:
 
 
 def from_validation_error(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
-    """The problems behind pydantic's errors, one per field, in the schema's order."""
+    """The problems that pydantic's errors report, one per field, in the schema's order."""
     fields = {path: field for path, field, _ in fields_of(model)}
     by_path: dict[str, list[ErrorDetails]] = {}
     for details in error.errors(include_url=False):

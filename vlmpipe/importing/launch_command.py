@@ -41,7 +41,7 @@ class Launch:
     variables: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)  # commands before and after it
     redirections: list[str] = field(default_factory=list)  # such as 2>&1
-    unused: list[str] = field(default_factory=list)  # words behind a shell's text that it passes to no program
+    unused: list[str] = field(default_factory=list)  # words after a shell's text that it passes to no program
     shell: dict[str, str] = field(default_factory=dict)  # values of the shell's own variables
     is_module: bool = False
     argument_files: dict[str, str] = field(default_factory=dict)  # @FILE -> why its words are not read; empty if read
@@ -96,14 +96,14 @@ def parse_command(words: Sequence[str]) -> Launch:
 
 
 def _without_shell(words: list[str], launch: Launch) -> list[str]:
-    """The command that a shell is given with -c. Words behind it replace "$@", but the first, which is its $0."""
+    """The command that a shell is given with -c. Words after it replace "$@", but the first, which is its $0."""
     shell = words[0].rpartition("/")[2] if words else ""
     for index, word in enumerate(words[1:4], 1):
         if shell in SHELLS and re.fullmatch(r"-[a-z]*c", word) and index + 1 < len(words):
-            text, behind = words_of_text(words[index + 1]), words[index + 3 :]
+            text, after = words_of_text(words[index + 1]), words[index + 3 :]
             if not any(part in ALL_ARGUMENTS for part in text):
                 launch.unused += words[index + 2 :]
-            return [part for piece in text for part in (behind if piece in ALL_ARGUMENTS else [piece])]
+            return [part for piece in text for part in (after if piece in ALL_ARGUMENTS else [piece])]
     return words
 
 

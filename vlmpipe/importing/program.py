@@ -84,7 +84,7 @@ def command_content(
     if launch.others:
         content["other commands"] = launch.others
     if launch.unused:
-        content["words behind the shell's text"] = launch.unused
+        content["words after the shell's text"] = launch.unused
     if launch.redirections:
         content["redirections"] = launch.redirections
     tool = is_words_of(launch)
@@ -160,7 +160,7 @@ def translate_command(translation: Translation, launch: Launch, under: Path = ()
             translation.drop(leaf, "its words stand in its place")
     for leaf in translation.ledger.below((*under, "other commands")):
         translation.refuse(leaf, "a job runs one command; what is installed belongs into the image")
-    for leaf in translation.ledger.below((*under, "words behind the shell's text")):
+    for leaf in translation.ledger.below((*under, "words after the shell's text")):
         translation.refuse(leaf, 'the shell passes them to no program: its text has no "$@"')
     for leaf in translation.ledger.below((*under, "redirections")):
         translation.drop(leaf, "a job's output is in its log")

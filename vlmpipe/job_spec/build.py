@@ -61,7 +61,7 @@ def worker_pools(config: RunConfig, job: Job, run_uri: str) -> list[WorkerPool]:
     parameter servers and evaluators.
 
     A job reads its settings from `<run_uri>/run.json`. No pool is empty: Vertex AI's component drops empty pools, and
-    those behind them would take other roles.
+    those after them would take other roles.
     """
     cluster = config.cluster.of_job(job)
     node = _node(config, job, run_uri)

@@ -209,6 +209,6 @@ def _told(pool: Pool, names: list[str]) -> Iterator[Violation]:
             yield Violation("VP805", ("trial_job_spec", *path), word, "a parameter of the study once", fix)
     words = [*pool.container.get("command", ()), *pool.container.get("args", ())]
     if names and not passes_arguments(words):
-        text = "a shell's text, behind which the parameters do not reach the program"
-        fix = 'write PROGRAM "$@" in the text, and one more word behind it, such as sh'
+        text = "a shell's text, after which the parameters do not reach the program"
+        fix = 'write PROGRAM "$@" in the text, and one more word after it, such as sh'
         yield Violation("VP806", ("trial_job_spec", *pool.at("container_spec")), text, '"$@" in the text', fix)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 SPANS = "the answers with their end marks"
 LABELLINGS = (
     SPANS,
-    "the answers, their end marks and the line end behind each",
+    "the answers, their end marks and the line end after each",
     "the answers without their end marks",
     "the last answer only",
     "all tokens but those of images",
@@ -53,5 +53,5 @@ def difference(losses: Mapping[int, float], expected: Mapping[int, float]) -> fl
 
 
 def _resolution(loss: float) -> float:
-    """transformers' Trainer logs four digits behind the point."""
+    """transformers' Trainer logs four digits after the point."""
     return 1e-4 if round(loss, 4) == loss else 0.0

@@ -32,7 +32,7 @@ class Champion(Part):
 
 
 class Decision(Record):
-    """Decision on a model that may replace the champion, with the checks behind it; its numbers are finite."""
+    """Decision on a model that may replace the champion, with its checks; its numbers are finite."""
 
     FILE: ClassVar[str] = "decision.json"
     STEP: ClassVar[str] = "decide"

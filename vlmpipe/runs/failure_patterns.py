@@ -39,7 +39,7 @@ class Pattern:
         return min(matches, key=lambda match: match.start(), default=None)
 
     def remedy_in(self, step: str) -> str:
-        """Remedy where the step of this title failed: its name, behind its stage's."""
+        """Remedy where the step of this title failed: its name, after its stage's."""
         for_step = (text for name, text in self.remedies.items() if step == name or step.endswith(f"-{name}"))
         return next(for_step, self.remedy)
 

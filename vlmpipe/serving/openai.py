@@ -14,9 +14,9 @@ from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.printable import one_line
 from vlmpipe.trainer.redaction import redact
 
-CHAT_PATH = "/chat/completions"  # behind a server's address, which ends in /v1
+CHAT_PATH = "/chat/completions"  # after a server's address, which ends in /v1
 MOST_CHARS = 300  # of a server's message in ours
-END_OF_THINKING = "</think>"  # as evaluation: an answer is what comes behind
+END_OF_THINKING = "</think>"  # as evaluation: an answer is what comes after
 ANSWER_S = 120.0
 ADDRESS = (404, 405)  # statuses of another address, and of a model that is not served
 LATER = (408, 425, 429)  # statuses of requests that may be repeated

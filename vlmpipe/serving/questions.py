@@ -118,10 +118,10 @@ def _content(text: str, images: Iterator[bytes], *, as_text: bool) -> list[dict[
 
 
 def _verbatim_parts(text: str) -> list[str | None]:
-    """Parts that our own chat template writes as `text`: it ends the line behind an image that something follows."""
-    first, *behind = text.split(IMAGE_TOKEN)
+    """Parts that our own chat template writes as `text`: it ends the line after an image that something follows."""
+    first, *after = text.split(IMAGE_TOKEN)
     parts: list[str | None] = [first]
-    for entry in behind:
+    for entry in after:
         parts += [None, entry.removeprefix("\n")]
     return [part for part in parts if part != ""]
 

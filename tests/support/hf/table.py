@@ -82,7 +82,7 @@ def row(model_type: str, folder: Path) -> str:
         by_sample(config),
         yes_if(require_shardable, config, 2, cached=False),
         "by size" if len(counts) > 1 else "all the same",
-        "in the encoder" if has_merger(encoder_of(model)) else "behind the encoder",
+        "in the encoder" if has_merger(encoder_of(model)) else "after the encoder",
         yes_if(family.stored_output, config),
         "needed" if KINDS[model_type].needs_torchvision else "",
         ", ".join(sorted(images.tensors([Image.new("RGB", SIZES[0])]))),

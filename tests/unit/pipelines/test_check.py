@@ -30,7 +30,7 @@ def unplanned(monkeypatch: pytest.MonkeyPatch) -> None:
     ("template", "state", "text"),
     [
         (PLAIN, "ok", "native: 7 of 9 kinds of conversation; not thinking"),
-        (TEMPLATES["no end token"], "failed", "writes no end token behind the text of answer 1"),
+        (TEMPLATES["no end token"], "failed", "writes no end token after the text of answer 1"),
     ],
 )
 def test_a_chat_template_is_proved(template: str, state: str, text: str, tmp_path: Path) -> None:

@@ -295,9 +295,9 @@ class Chat:
             if self.placeholder not in text:
                 yield text, segment.answer
                 continue
-            first, *behind = text.split(self.placeholder)
+            first, *after = text.split(self.placeholder)
             yield first, segment.answer
-            for other in behind:
+            for other in after:
                 yield next(marks), NO_ANSWER
                 yield other, segment.answer
 

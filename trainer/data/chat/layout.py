@@ -23,10 +23,10 @@ FIRST_MARK = 0xE000  # private use
 LAST_MARK = ord(DATE_MARK)
 MAX_TEXTS = 6000  # as many marks as there are below DATE_MARK
 # White space around a text, to see which of it a template strips. Different ones, so that no two readings are equal.
-BEFORE, BEHIND = "\n \n", "\n\t\n"
-# What is left of BEFORE and of BEHIND by each kind of stripping.
+BEFORE, AFTER = "\n \n", "\n\t\n"
+# What is left of BEFORE and of AFTER by each kind of stripping.
 LEFT: dict[str, Callable[[str], str]] = {BEFORE: str, "": str.lstrip, " \n": lambda text: text.lstrip("\n")}
-RIGHT: dict[str, Callable[[str], str]] = {BEHIND: str, "": str.rstrip, "\n\t": lambda text: text.rstrip("\n")}
+RIGHT: dict[str, Callable[[str], str]] = {AFTER: str, "": str.rstrip, "\n\t": lambda text: text.rstrip("\n")}
 # Contents of these roles are given as strings where they are one text: the first that the template takes is used.
 ALL_ROLES: frozenset[Role] = frozenset({"system", "user", "assistant"})
 CONTENT_FORMS: tuple[frozenset[Role], ...] = (frozenset(), frozenset({"system"}), ALL_ROLES)
@@ -142,7 +142,7 @@ class _Reading:
         )
 
     def _pieces(self, text: str) -> list[str]:
-        """The literal text before each mark and behind the last."""
+        """The literal text before each mark and after the last."""
         pieces, start = [], 0
         counts = Counter(character for character in text if FIRST_MARK <= ord(character) < LAST_MARK)
         places = self._places(text)
@@ -172,18 +172,18 @@ class _Reading:
         """Characters that the template strips of each text."""
         if not self._marks:
             return []
-        text = self._rendered(filled(self._shape, [f"{BEFORE}{mark}{BEHIND}" for mark in self._marks]))
+        text = self._rendered(filled(self._shape, [f"{BEFORE}{mark}{AFTER}" for mark in self._marks]))
         found = re.split(f"[{self._marks[0]}-{self._marks[-1]}]", text)
         if len(found) != len(pieces):
             raise refused("changes texts")
-        sides: list[tuple[str, str]] = []  # left behind and before each piece
+        sides: list[tuple[str, str]] = []  # left after and before each piece
         for number, (piece, between) in enumerate(zip(pieces, found, strict=True)):
-            behind, before = RIGHT if number else [""], LEFT if number < len(self._marks) else [""]
-            fitting = [both for both in product(behind, before) if both[0] + piece + both[1] == between]
+            after, before = RIGHT if number else [""], LEFT if number < len(self._marks) else [""]
+            fitting = [both for both in product(after, before) if both[0] + piece + both[1] == between]
             if not fitting:
                 raise refused(f"changes {self._names[min(number, len(self._names) - 1)]}")
             sides.append(fitting[0])
-        return [_both(LEFT[before], RIGHT[behind]) for (_, before), (behind, _) in pairwise(sides)]
+        return [_both(LEFT[before], RIGHT[after]) for (_, before), (after, _) in pairwise(sides)]
 
     def _labels(self, text: str, pieces: Sequence[str]) -> tuple[_Labels, bool]:
         """Label positions, and whether every answer's labels start where the prompt of its turn ends.
@@ -248,11 +248,11 @@ class _Reading:
         return start
 
     def _end_of_calls(self, piece: str, start: int, answer: int) -> int:
-        """Where the end token behind an answer's calls of tools ends."""
+        """Where the end token after an answer's calls of tools ends."""
         ends = "|".join(map(re.escape, self._template.end_tokens))
         if match := re.compile(ends).search(piece, start):
             return match.end()
-        raise refused(f"writes no end token behind the calls of answer {answer + 1} (of {ends})")
+        raise refused(f"writes no end token after the calls of answer {answer + 1} (of {ends})")
 
     def _end(self, piece: str, name: str) -> tuple[int, int] | None:
         """Range of the end token in what follows an answer's last text; None where it is to be added."""
@@ -262,7 +262,7 @@ class _Reading:
         if self._template.added_end:
             return None
         known = ", ".join(self._template.end_tokens)
-        raise refused(f"writes no end token behind {name} (of {known}): name one in data.answer_end")
+        raise refused(f"writes no end token after {name} (of {known}): name one in data.answer_end")
 
     def _segments(
         self, pieces: Sequence[str], strips: Sequence[Callable[[str], str]], labels: _Labels

@@ -16,7 +16,7 @@ def lacking_tools(shape: Shape, pieces: Sequence[str]) -> str:
     call. The names in calls are not those of tools.
 
     Args:
-        pieces: the literal text before each text of the conversation, and behind the last.
+        pieces: the literal text before each text of the conversation, and after the last.
     """
     called, slot = Counter[str](), 0
     for message in shape:

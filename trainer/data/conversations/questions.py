@@ -110,7 +110,7 @@ def _option(value: object, name: str) -> str:
 
 
 def _has_all(question: str, options: dict[str, str]) -> bool:
-    """Return whether the question has the options in their order already, each behind its letter: `A. cat`, `(a)
+    """Return whether the question has the options in their order already, each after its letter: `A. cat`, `(a)
     cat`.
     """
     at = 0

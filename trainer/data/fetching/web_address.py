@@ -1,4 +1,4 @@
-"""Addresses of the web, and the machines behind them that may be asked: public ones only.
+"""Addresses of the web, and the machines with such a name that may be asked: public ones only.
 
 Records are written by strangers. An address may lead to the machine itself, its network or the cloud's metadata server.
 """
@@ -17,7 +17,7 @@ LONGEST_CHARS = 4096
 SAFE = "%/:=&?~#+!$,;'@()*[]"  # of a path and a query, which are often written with blanks and letters of any script
 PROTOCOLS = ipaddress.ip_network("192.0.0.0/24")  # RFC 6890; releases of Python differ on it
 UNICAST = ipaddress.ip_network("2000::/3")  # all of IPv6 that is assigned to networks (RFC 4291); else it is local
-TRANSLATED = ipaddress.ip_network("64:ff9b::/96")  # IPv4 behind IPv6 (RFC 6052)
+TRANSLATED = ipaddress.ip_network("64:ff9b::/96")  # IPv4 inside IPv6 (RFC 6052)
 
 
 class AddressError(Exception):

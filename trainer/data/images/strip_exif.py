@@ -21,7 +21,7 @@ JFIF, JFIF_BYTES = b"JFIF\0", 16  # without a thumbnail, and with the two bytes 
 KEPT_DATA = {0xE2: b"ICC_PROFILE\0", 0xEE: b"Adobe"}
 MARKER = re.compile(
     rb"\xff\xff*([^\x00\xff\xd0-\xd7])", re.DOTALL
-)  # behind a scan's bytes; its first byte as a literal is found 16 times faster
+)  # after a scan's bytes; its first byte as a literal is found 16 times faster
 # PNG (W3C, third edition, 11): pixels, and how their values are shown.
 PNG_KEPT = {
     b"IHDR", b"PLTE", b"IDAT", b"IEND", b"tRNS", b"gAMA", b"cHRM", b"sRGB", b"iCCP", b"sBIT", b"bKGD", b"hIST", b"pHYs",

@@ -54,7 +54,7 @@ class PrefixGroups:
         return gathered
 
     def is_first(self, members: Int64Array, offsets: Int64Array) -> NDArray[np.bool_]:
-        """(members,) whether a sample brings its images into its sequence: the samples behind it may share its prefix.
+        """(members,) whether a sample brings its images into its sequence: the samples after it may share its prefix.
         One without a prefix brings them each time that it is drawn.
 
         members, offsets: see `PackingPlan`.

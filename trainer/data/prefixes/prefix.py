@@ -38,7 +38,7 @@ def content_of(sha256: str, clip: Clip | None) -> str:
 
 
 def prefix_of(encoded: Encoded, vision_token_ids: Collection[int], images: Sequence[tuple[str, int, int]]) -> Prefix:
-    """The prefix of a sample; an empty one for a sample without images, or with images in or behind an answer.
+    """The prefix of a sample; an empty one for a sample without images, or with images in or after an answer.
 
     images: `content_of`, width and height of each. Two images of one size have the same tokens, so the hash decides.
     """

@@ -189,8 +189,8 @@ def prepare_share(config: JobConfig, identity: str, task: int, tasks: int, progr
             return 0
         planned = ChunkedPreparation(config, source, folder, SAMPLES_VERSION)
         try:
-            first, behind = (len(planned.chunks) * number // tasks for number in (task, task + 1))
-            return planned.make(planned.chunks, progress, range(first, behind))
+            first, end = (len(planned.chunks) * number // tasks for number in (task, task + 1))
+            return planned.make(planned.chunks, progress, range(first, end))
         except UserError as error:
             if error.expected == SourceChangedError.EXPECTED:
                 forget_plan(config, identity)

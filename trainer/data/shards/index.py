@@ -82,8 +82,8 @@ class Texts(Sequence[str]):
             return isinstance(text, str) and self.index(text) >= 0
         return False
 
-    def _from(self, first: int, behind: int) -> Iterator[str]:
-        for start, stop in pairwise(self._offsets[first : behind + 1].tolist()):
+    def _from(self, first: int, end: int) -> Iterator[str]:
+        for start, stop in pairwise(self._offsets[first : end + 1].tolist()):
             if not 0 <= start <= stop <= len(self._text):
                 raise _damaged(f"a text from byte {start:,} to {stop:,} of {len(self._text):,}")
             try:

@@ -133,7 +133,7 @@ def column_chunks(path: Path) -> list[list[ColumnChunk]]:
 
 
 class _Compact:
-    """Reads values of Thrift's compact protocol. Raises IndexError behind the data's end."""
+    """Reads values of Thrift's compact protocol. Raises IndexError after the data's end."""
 
     def __init__(self, data: bytes, *, keeps: bool = False) -> None:
         self._data, self.at, self._keeps = data, 0, keeps

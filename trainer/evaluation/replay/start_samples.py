@@ -37,8 +37,8 @@ class StartSamples:
         samples = len(self._split)
         stretches = min(count, samples)
         for stretch in range(stretches):
-            first, behind = (samples * number // stretches for number in (stretch, stretch + 1))
-            chosen = first + _drawn(behind - first, "sample", seed, self._split.ids[first])
+            first, end = (samples * number // stretches for number in (stretch, stretch + 1))
+            chosen = first + _drawn(end - first, "sample", seed, self._split.ids[first])
             question = self._question(chosen, seed)
             if question is None:
                 self.unsuitable += 1

@@ -138,7 +138,7 @@ class Shared:
         return ids.to(self.device), mask.to(self.device)
 
     def _read(self, prompts: Sequence[list[int]]) -> tuple[Tensor, Tensor, dict[str, object], Cache]:
-        """Tokens and mask of a prompt for each group, the model's arguments for them, and its cache behind them."""
+        """Tokens and mask of a prompt for each group, the model's arguments for them, and its cache after them."""
         ids, mask = self._padded(prompts)
         arguments = {"attention_mask": mask, **self.inputs(ids)}
         model: PreTrainedModel = self.model

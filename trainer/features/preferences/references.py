@@ -36,7 +36,7 @@ from vlmpipe.trainer.storage.outage import patiently, warned
 from vlmpipe.trainer.storage.records import read_record, write_record
 
 POINTER = "references.json"  # in a run: where its references are
-PART, PARTS = ".part", 20  # behind a split's name: those that are known so far; of a whole pass
+PART, PARTS = ".part", 20  # after a split's name: those that are known so far; of a whole pass
 ENDS = (".json", ".npy")  # of a split's files, in the order of deletion
 
 

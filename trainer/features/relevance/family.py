@@ -105,7 +105,7 @@ class ArrCocFamily(HfFamily):
         return list(found.split([rows * columns // merge for _, rows, columns in grids]))
 
     def project(self, model: nn.Module, features: Tensor) -> Tensor:
-        """(tokens, levels x hidden + channels): textures stay behind the projected features."""
+        """(tokens, levels x hidden + channels): textures stay after the projected features."""
         count = len(CHANNELS)
         return torch.cat([super().project(model, features[:, :-count]), features[:, -count:].float()], dim=1)
 

@@ -198,7 +198,7 @@ class Packed:
 
 
 def with_textures(features: Tensor, patches: Tensor, grids: Sequence[Grid], processor: BaseImageProcessor) -> Tensor:
-    """Features (tokens, numbers) with the textures of their images behind. patches: see `image_of`."""
+    """Features (tokens, numbers) followed by the textures of their images. patches: see `image_of`."""
     side = int(processor.patch_size) * int(processor.merge_size)
     counts = [rows * columns for _, rows, columns in grids]
     with torch.no_grad():

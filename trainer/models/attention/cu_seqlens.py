@@ -15,12 +15,12 @@ PADDING_PIECE = 128  # tokens; padding that attended to all padding would cost a
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive tokens of a sample. behind: None for a whole sample; else the first token behind the prefix of this
+    """Consecutive tokens of a sample. after: None for a whole sample; else the first token after the prefix of this
     one, which is in the first sample that has the prefix."""
 
     start: int
     end: int
-    behind: int | None
+    after: int | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,11 +65,11 @@ class CuSeqlens:
         )
 
     def runs(self) -> list[Run]:
-        """All tokens of samples, in runs: a whole sample, or behind a prefix that a sample before has begun with, the
+        """All tokens of samples, in runs: a whole sample, or after a prefix that a sample before has begun with, the
         rest of the next one up to where it ends, prefixes in it included.
         """
         spans = [] if self.prefixes is None else self.prefixes.tolist()
-        behind = {start: (end, stop) for start, end, stop in spans if end > start}
+        after = {start: (end, stop) for start, end, stop in spans if end > start}
         runs: list[Run] = []
         around: list[tuple[int, int]] = []  # end of each prefix around a token, and the end of its branches
         for start, end in self.bounds.tolist():
@@ -81,8 +81,8 @@ class CuSeqlens:
                 runs[-1] = replace(runs[-1], end=end)
             else:
                 runs.append(Run(start, end, around[-1][0] if around else None))
-            if start in behind:
-                around.append(behind[start])
+            if start in after:
+                around.append(after[start])
         return runs
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> CuSeqlens:

@@ -83,7 +83,7 @@ def call_rule(rule: Rule, inputs: Iterable[Tensor]) -> Tensor:
 def rule_inputs(
     sizes: RuleSizes, rows: Iterable[int], device: torch.device, dtype: torch.dtype = torch.bfloat16
 ) -> list[Tensor]:
-    """Query, key, value, decay in fp32 and beta as a mixer's, with padding behind the shorter rows."""
+    """Query, key, value, decay in fp32 and beta as a mixer's, with padding after the shorter rows."""
     lengths = list(rows)
     shape = (len(lengths), max(lengths))
     widths = ((sizes.key_heads, sizes.key_width),) * 2 + ((sizes.value_heads, sizes.value_width),)

@@ -1,7 +1,7 @@
 """Token mixers other than attention, in packed sequences: gated delta rules and short convolutions.
 
 Such a layer carries a state or a window from token to token and knows no bounds of samples. Here it computes rows of
-single samples, those of like lengths together. It is causal, so what stands behind a sample changes nothing in it, and
+single samples, those of like lengths together. It is causal, so what stands after a sample changes nothing in it, and
 no kernel has to know bounds.
 """
 

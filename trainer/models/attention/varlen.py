@@ -231,5 +231,5 @@ def attention(
 
 
 def _widened(heads: Tensor, width: int) -> Tensor:
-    """Return heads with zeros behind, which change no score and no other number: kernels take heads of one width."""
+    """Return heads padded with zeros, which change no score and no other number: kernels take heads of one width."""
     return heads if heads.shape[-1] == width else F.pad(heads, (0, width - heads.shape[-1]))

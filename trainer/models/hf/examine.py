@@ -65,7 +65,7 @@ def require_trainable(config: ModelConfig, *, pack: bool, cached: bool) -> None:
         )
     if not found.has_plain_head:
         raise ConfigError(
-            f"a {kind} model changes logits behind its head, which the loss here would not see",
+            f"a {kind} model changes logits after its head, which the loss here would not see",
             expected="a model whose logits are its head's",
         )
     if pack and not found.keeps_apart:
@@ -134,7 +134,7 @@ def _found(config: ModelConfig, images: PublishedImages, whole: PreTrainedConfig
     packed = hidden(ids, join(made))
     changed = ids[0].clone()
     changed[-3:] = changed[0]
-    behind = hidden([changed], made[0])
+    after = hidden([changed], made[0])
     types = images.types(ids[0][None])
     logits = model(input_ids=ids[0][None], attention_mask=torch.ones_like(ids[0][None]), **types, **made[0]).logits[0]
     with torch.enable_grad():
@@ -146,7 +146,7 @@ def _found(config: ModelConfig, images: PublishedImages, whole: PreTrainedConfig
         untrained=tuple(end for end, name in names_from_end(model).items() if name in idle),
         keeps_apart=_equal(packed, torch.cat(alone)),
         masked=module.masked,
-        is_causal=_equal(behind[:-3], alone[0][:-3]),
+        is_causal=_equal(after[:-3], alone[0][:-3]),
         has_plain_head=_equal(head(alone[0]), logits),
     )
 
@@ -156,7 +156,7 @@ def _require_known_parts(model: PreTrainedModel) -> None:
     kind = model.config.model_type
     if model.config.is_encoder_decoder:
         raise ConfigError(
-            f"a {kind} model writes answers in a decoder of its own, behind an encoder of images and questions",
+            f"a {kind} model writes answers in a decoder of its own, after an encoder of images and questions",
             expected="a model that reads images and questions, and writes answers, as one sequence",
         )
     try:
@@ -232,7 +232,7 @@ def _stored(images: PublishedImages, model: nn.Module, pictures: Sequence[Image.
 
 
 def _ids(images: PublishedImages, size: tuple[int, int], text: str) -> Tensor:
-    """Tokens of an image with text before and behind it."""
+    """Tokens of an image with text before and after it."""
     (written,) = images.texts((size,))
     lengths = iter(written.runs)
     tokenizer, found = images.processor.tokenizer, []

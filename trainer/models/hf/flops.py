@@ -110,7 +110,7 @@ def _counting(module: nn.Module) -> Iterator[Counter[ModelPart]]:
 
 
 class _Count(TorchDispatchMode):
-    """Features have no values behind the first product, but zeros. Indices and masks do, as models decide by them."""
+    """Features have no values after the first product, but zeros. Indices and masks do, as models decide by them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -235,13 +235,13 @@ class HfVLM(PackedVLM):
         images: NamedImages,
         samples: CuSeqlens | None,
     ) -> Tensor:
-        """(sequences, tokens, hidden) behind this pipeline stage's layers."""
+        """(sequences, tokens, hidden) after this pipeline stage's layers."""
         tensors = {name: value for name, value in images.items() if isinstance(value, Tensor)}
         return self.decode(hidden, self._positions(input_ids, position_ids, tensors, samples), samples)
 
     def _traced(self, input_ids: Tensor, position_ids: Tensor, projected: Tensor, samples: CuSeqlens | None) -> Tensor:
         """For traces with fake tensors, which have no values that the library's forward pass asks for: the language
-        model alone, behind images that are projected already."""
+        model alone, after images that are projected already."""
         trained = [one for name, one in self.named_parameters() if one.requires_grad and part_of(name) == "projector"]
         first = sum((one.flatten()[0] for one in trained), start=projected.new_zeros(()))
         hidden = embedded(self.model, input_ids, self.encoded(projected + first))
@@ -295,7 +295,7 @@ class HfVLM(PackedVLM):
         """(4, sequences, tokens): positions in the sample, then the model's own three axes."""
         assert samples is not None, "these positions need the bounds of samples"
         runs = samples.runs()
-        bounds = [(run.start, run.end) for run in runs if run.behind is None]
+        bounds = [(run.start, run.end) for run in runs if run.after is None]
         longest = max((end - start for start, end in bounds), default=0)
         places = position_ids.flatten().repeat(4, 1)
         if longest:
@@ -312,9 +312,9 @@ class HfVLM(PackedVLM):
                 raise ConfigError(f"positions of a {kind} model have {len(found)} axes", expected=f"{ROPE_AXES} axes")
             places[1:, index[own]] = found[:, own].to(places)
             for run in runs:
-                if run.behind is not None:  # text behind a prefix, as that of the first sample that has it
+                if run.after is not None:  # text after a prefix, as that of the first sample that has it
                     further = torch.arange(run.end - run.start, device=places.device)
-                    places[1:, run.start : run.end] = places[1:, run.behind, None] + further
+                    places[1:, run.start : run.end] = places[1:, run.after, None] + further
         return places.view(4, *input_ids.shape)
 
 

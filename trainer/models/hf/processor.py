@@ -369,6 +369,6 @@ def _joined(tensors: Sequence[Tensor], axis: int) -> Tensor:
     padded = []
     for tensor in tensors:
         missing = [0 if place == axis else shape[place] - size for place, size in enumerate(tensor.shape)]
-        behind = [number for less in reversed(missing) for number in (0, less)]
-        padded.append(F.pad(tensor, behind) if any(missing) else tensor)
+        padding = [number for less in reversed(missing) for number in (0, less)]
+        padded.append(F.pad(tensor, padding) if any(missing) else tensor)
     return torch.cat(padded, dim=axis)

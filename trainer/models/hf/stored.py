@@ -23,7 +23,7 @@ from vlmpipe.trainer.models.hf.encoder import (
 )
 from vlmpipe.trainer.models.hf.processor import Tensors, join
 
-PROJECTED_OUTPUTS = ("pooler_output", "deepstack_features")  # of `get_image_features`, behind projectors
+PROJECTED_OUTPUTS = ("pooler_output", "deepstack_features")  # of `get_image_features`, after projectors
 SAME = 1e-4  # of the largest number: an image alone and with another one, whose sums come in another order
 
 Field = tuple[str, int | None]  # of an encoder's output: its name, and the place from the end in a list

@@ -94,7 +94,7 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def use_few_launches(encoder: nn.Module) -> None:
-    """Have an encoder with mergers, whose images lie one behind the other, use `attention`."""
+    """Have an encoder with mergers, whose images lie one after the other, use `attention`."""
     if mergers_of(encoder) and all(BOUNDS in signature(layer.forward).parameters for layer in layers_of(encoder)):
         AttentionInterface.register(NAME, attention)
         encoder.config._attn_implementation = NAME

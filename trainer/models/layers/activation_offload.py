@@ -1,6 +1,6 @@
 """Keeps the inputs of recomputed layers in the machine's memory (`train.activation_offloading`).
 
-Each is copied there while its layer runs, and back while the layer behind it is recomputed. On a GPU copies run on a
+Each is copied there while its layer runs, and back while the layer after it is recomputed. On a GPU copies run on a
 stream of their own.
 """
 
@@ -49,7 +49,7 @@ class ActivationOffload:
             self._streams: ModuleType = torch.get_device_module(tensor.device)  # torch.cpu has a single stream
             self._own = self._streams.Stream()
         before = self._last()
-        if before is not None:  # its memory is free when its copy is done, behind which the last layer has run
+        if before is not None:  # its memory is free when its copy is done, which the last layer has hidden
             self._streams.current_stream().wait_event(before.copied)
             before.on_device = None
         # In a trace `meta` stands for the machine's memory.

@@ -62,7 +62,7 @@ def add_levels_at_places(language_model: nn.Module) -> None:
     takes = ["self", "hidden_states", "visual_pos_masks", "visual_embeds"]
     if theirs is None or list(inspect.signature(theirs).parameters) != takes:
         raise ConfigError(
-            "this release of transformers adds images behind language layers in an unknown way",
+            "this release of transformers adds images after language layers in an unknown way",
             expected="the version in constraints.txt",
             fix="install that one",
         )

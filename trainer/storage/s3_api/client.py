@@ -40,7 +40,7 @@ def _client_for(endpoint: str, access_key: str, attempts: int, read_s: float) ->
         retries={"mode": "standard", "total_max_attempts": attempts},
         # Names of buckets are no host names of a server that is not Amazon's.
         s3={"addressing_style": "path" if endpoint else "auto"},
-        # Our own CRC32C is in every request; the library's default, CRC32 behind the body, older servers refuse.
+        # Our own CRC32C is in every request; the library's default, CRC32 after the body, older servers refuse.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )

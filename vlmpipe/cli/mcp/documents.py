@@ -87,7 +87,7 @@ def _failure(command: str, exit_code: int, printed: str) -> Failure:
 
 
 def _parsed(text: str) -> object:
-    """One document, also an error's behind text; an object a line; or text. None for nothing."""
+    """One document, also that of an error after text; an object a line; or text. None for nothing."""
     if not text.strip():
         return None
     for document in (text, text[text.rfind("\n{\n") + 1 :]):

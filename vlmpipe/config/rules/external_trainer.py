@@ -90,7 +90,7 @@ def command_warnings(config: RunFields) -> Iterator[Problem]:
             yield Problem(f"train.trainer.{name}", f"{text}torchrun's options launch torchrun with the program alone")
     if trainer.resume_args and not passes_arguments(trainer.command):
         text = (
-            'follows a shell\'s TEXT, where the program does not get it; expected "$@" behind the program in TEXT, and '
+            'follows a shell\'s TEXT, where the program does not get it; expected "$@" after the program in TEXT, and '
         )
         yield Problem("train.trainer.resume_args", f"{text}one more word, such as sh, at the end of command")
     parts = parts_of(trainer.command)

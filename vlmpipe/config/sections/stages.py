@@ -18,7 +18,7 @@ from vlmpipe.trainer.config.job import require_run_id, run_uri_of
 from vlmpipe.trainer.config.weights.origin import ModelPart
 from vlmpipe.trainer.errors import UserError
 
-LONGEST_NAME = 63  # of a run file; a stage's jobs have its name behind the run file's
+LONGEST_NAME = 63  # of a run file; a stage's jobs have its name after the run file's
 # What a stage may change of the model: all else decides its weights' shapes or where the first stage takes them from.
 OF_ONE_STAGE = (
     "freeze_parameters",

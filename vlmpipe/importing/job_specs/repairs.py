@@ -122,7 +122,7 @@ def _chief(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
 
 
 def _servers(draft: SpecDraft, servers: ReadPool) -> None:
-    """Parameter servers in pool 0: they are pool 2, behind the chief and the other workers."""
+    """Parameter servers in pool 0: they are pool 2, after the chief and the other workers."""
     worker = draft.pools[WORKER_POOL]
     count = worker.get("replica_count") or 1
     others = [(index, pool) for index, pool in enumerate(draft.pools) if index > 1]

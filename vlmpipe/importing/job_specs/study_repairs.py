@@ -132,15 +132,15 @@ def _placeholder(draft: Draft, path: Path, violation: Violation) -> None:
 
 
 def _shell(draft: Draft, path: Path, violation: Violation) -> None:
-    """Let a shell's text pass on what is appended to it: the words behind it, the first of which is its $0."""
+    """Let a shell's text pass on what is appended to it: the words after it, the first of which is its $0."""
     for name in ("command", "args"):
         words = list(draft.get((*path, name)) or ())
         place = next((at for at, word in enumerate(words) if any(mark in word for mark in (" ", "\n"))), None)
         if place is None:
             continue
         text = words[place] if '"$@"' in words[place] else words[place].rstrip() + ALL_ARGUMENTS
-        behind = words[place + 1 :] or ["sh"]
-        draft.put((*path, name), [*words[:place], text, *behind], violation.sentence)
+        after = words[place + 1 :] or ["sh"]
+        draft.put((*path, name), [*words[:place], text, *after], violation.sentence)
         return
 
 

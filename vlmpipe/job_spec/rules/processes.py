@@ -30,9 +30,7 @@ def check(job: Job) -> Iterator[Violation]:
         if pool.accelerator_count > 1:
             yield from _processes(pool, job.num_nodes, path, parts)
         if starts_processes(parts):
-            place = (
-                pool.index if pool.replica_count == 1 else None
-            )  # pool 1's only replica is the node behind the chief
+            place = pool.index if pool.replica_count == 1 else None  # pool 1's only replica is the node after the chief
             for doubt in node_doubts(parts, nodes=job.num_nodes, place=place):
                 yield Violation("VP217", path, doubt.found, doubt.expected, doubt.fix)
 

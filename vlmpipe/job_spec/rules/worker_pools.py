@@ -31,7 +31,7 @@ def check(job: Job) -> Iterator[Violation]:
 def role_violations(pools: Sequence[Pool]) -> Iterator[Violation]:
     """Check the pools' roles: 0 is the chief alone, 1 the workers, 2 the Reduction Server, 3 the evaluators.
 
-    No pool may be empty: the pipeline component's launcher drops empty pools, and those behind them change roles.
+    No pool may be empty: the pipeline component's launcher drops empty pools, and those after them change roles.
     """
     if not pools:
         yield Violation("VP201", (POOLS,), "no pool", "at least pool 0, the chief")
@@ -57,7 +57,7 @@ def _replicas(pool: Pool, has_reducers: bool) -> Iterator[Violation]:
         yield Violation("VP203", path, actual, "exactly 1: pool 0 is the chief", fix)
     elif pool.replica_count < 1:
         code = "VP210" if has_reducers and pool.index == WORKER_POOL else "VP204"
-        expected = "at least 1: an empty pool is dropped, and the pools behind it take other roles"
+        expected = "at least 1: an empty pool is dropped, and the pools after it take other roles"
         fix = "a Reduction Server needs at least 2 nodes, so that pool 1 is not empty"
         yield Violation(code, pool.at(), "no replica", expected, fix)
 

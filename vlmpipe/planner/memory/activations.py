@@ -103,10 +103,10 @@ def activations(config: RunConfig, shape: ModelShape, mixes: Sequence[tuple[int,
     few = shape.levels  # one is added to each layer but the last
     if train.activation_checkpointing == "full":
         few = max(few, 2)  # one alone may be fullest at another place; its input, offloaded, has none before it
-    # A recomputed tower may be fullest where few language layers lie behind it, and not where all do.
+    # A recomputed tower may be fullest where few language layers lie after it, and not where all do.
     is_exact = config.model.has_patterns or (train.tower_activation_checkpointing and shape.trains_tower)
     few = layers if is_exact else min(few, layers)
-    # Where the backward pass ends: what is held then does not depend on the layers behind.
+    # Where the backward pass ends: what is held then does not depend on the layers after it.
     at_end = min(shape.first_reached_layer(cached=is_cached(config)), layers - 1) + 1 if shape.chosen else 1
 
     def fullest(mix: tuple[int, int]) -> int:

@@ -93,7 +93,7 @@ def stage_phases(
     ]
     rank = max(traced, key=lambda traced_rank: traced_rank.total_bytes)
     first_stage = rank.stages[0]
-    # What is received has a buffer for each micro-batch: hidden states from before, their gradients from behind.
+    # What is received has a buffer for each micro-batch: hidden states from before, their gradients from after.
     in_schedule = schedule_passes(passes, ranks, virtual)
     late = 0  # with several stages, `_Rank` counts it
     if virtual == 1:
@@ -132,7 +132,7 @@ class _Stage:
         """Layers are equal, so traces of one and of two of them give any number. Where patterns choose what is trained
         they are not, and all are traced.
 
-        Before these come the layers behind which images are added, and the one during which the library still holds
+        Before these come the layers after which images are added, and the one during which the library still holds
         what the last of them gave.
         """
         layers, rows = len(stage.layers), config.train.micro_batch_size

@@ -282,7 +282,7 @@ def _extra(run: Run, when: Phase) -> list[MemoryPart]:
         count, why = weights.sliced - freed, "all, from the forward to the backward pass"
     parts = [MemoryPart("gathered weights", compute_bytes * count, why)]
     if when == "end" or (run.checkpointing and when == "backward"):
-        # Computed again, a layer is fullest behind its last product: the gradients of the rest are still to come.
+        # Computed again, a layer is fullest after its last product: the gradients of the rest are still to come.
         there = weights.layer if when == "end" else weights.last_product
         moving = compute_bytes * there + FP32_BYTES * weights.layer
         parts.append(MemoryPart("gradients in flight", moving, "of one layer, and of the previous layer in fp32"))

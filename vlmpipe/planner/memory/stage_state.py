@@ -48,7 +48,7 @@ class StageGroups:
         group = weights.root or weights.layer
         sharded = weights.sliced_root if weights.root else weights.layer
         # The head's gradients are there from the beginning of a backward pass on. Computed again, a layer is fullest
-        # behind its last product.
+        # after its last product.
         fresh = weights.root * stage.is_last + weights.last_product * (train.activation_checkpointing == "full")
         copied = FP32_BYTES * group
         if shards > 1 and not on_gpu:  # on CPUs a reduce-scatter works on a copy of its own

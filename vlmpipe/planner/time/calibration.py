@@ -16,7 +16,7 @@ from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record, write_record
 
 LATEST = "latest"  # plan.calibrate_from: what the last run of this name on these GPUs kept
-FEWEST = 3  # logged steps behind the first, which compiles and warms up
+FEWEST = 3  # logged steps after the first, which compiles and warms up
 
 
 @functools.cache

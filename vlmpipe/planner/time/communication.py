@@ -227,7 +227,7 @@ def _sums_again(shape: ModelShape, work: Work) -> bool:
 
 
 def _num_shared(shape: ModelShape, work: Work, stage: Stage) -> int:
-    """Layers whose tokens ranks share: not those behind which a level of the tower is added (DeepStack)."""
+    """Layers whose tokens ranks share: not those after which a level of the tower is added (DeepStack)."""
     return sum(number >= shape.image_layers for number in stage.layers) if work.sequence_parallel else 0
 
 
@@ -286,7 +286,7 @@ def _between_parts(layout: Layout, shape: ModelShape, work: Work, stage: Stage) 
     stages = layout.pipeline_parallel
     if stages > 1:
         # In the compute type, to the next stage forward and to the one before backward; the first of all has none
-        # before it and the last none behind it, and with two ranks each has one of these.
+        # before it and the last none after it, and with two ranks each has one of these.
         hidden_bytes = work.micro_batch_size * work.sequence_length * shape.language.hidden * work.compute_bytes
         passes = schedule_passes(work.micro_steps, stages, layout.virtual_stages)
         payload = (2 * layout.virtual_stages - (stages == 2)) * hidden_bytes * passes

@@ -9,7 +9,7 @@ from vlmpipe.planner.time.step_time import Time
 from vlmpipe.trainer.records.metrics import step_seconds
 from vlmpipe.trainer.storage import open_storage
 
-FEWEST = 3  # logged steps behind the first, which starts up
+FEWEST = 3  # logged steps after the first, which starts up
 
 
 def external_time(config: RunConfig) -> Time:

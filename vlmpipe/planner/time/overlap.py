@@ -30,7 +30,7 @@ class Exposed:
 
 @dataclass(frozen=True)
 class Hiding:
-    """Seconds of computing behind which communication hides.
+    """Seconds of computing that hide communication.
 
     DDP's all-reduces of gradients hide behind the backward pass of the last micro-batch. FSDP's gathers hide behind the
     passes that they are for, and its reductions behind what then is left of the backward passes. In a pipeline the
@@ -70,17 +70,17 @@ class Hiding:
         return cls(backward_s=backward_s) if strategy == "zero2" and overlaps else cls()
 
 
-def exposed_communication(transfers: Sequence[Transfer], machine: Machine, gpu: Gpu, behind: Hiding) -> list[Exposed]:
+def exposed_communication(transfers: Sequence[Transfer], machine: Machine, gpu: Gpu, hiding: Hiding) -> list[Exposed]:
     """Exposed time of each collective. One takes as long as its slower scope, as chunks move through both at
     once."""
     times = by_name(transfers, machine, gpu)
     one_of = {transfer.name: transfer for transfer in transfers}
-    room = {"weights": 0.0, "gradients": behind.backward_s, "activations": 0.0}
-    if behind.gathers:
+    room = {"weights": 0.0, "gradients": hiding.backward_s, "activations": 0.0}
+    if hiding.gathers:
         gathers_s = sum(s for name, s in times.items() if one_of[name].what == "weights")
-        in_backward_s = min(behind.gathers_in_backward * gathers_s, behind.backward_s)
-        in_forward_s = min((1 - behind.gathers_in_backward) * gathers_s, behind.forward_s)
-        room |= {"weights": in_forward_s + in_backward_s, "gradients": behind.backward_s - in_backward_s}
+        in_backward_s = min(hiding.gathers_in_backward * gathers_s, hiding.backward_s)
+        in_forward_s = min((1 - hiding.gathers_in_backward) * gathers_s, hiding.forward_s)
+        room |= {"weights": in_forward_s + in_backward_s, "gradients": hiding.backward_s - in_backward_s}
     exposed = []
     for name, s in times.items():
         same = [transfer for transfer in transfers if transfer.name == name]

@@ -97,14 +97,14 @@ def estimate_time(case: Scenario) -> Time:
     compute_s = rank_sequences * compute_seconds(flops, moved, config, shape, layout, rates)
     transfers = traffic(layout, shape, work)
     backward_s = compute_s * (1 - flops.forward / flops.total)
-    behind = Hiding.of(
+    hiding = Hiding.of(
         config.train,
         shape.trainable_parameters,
         micro_steps=work.micro_steps,
         forward_s=compute_s - backward_s,
         backward_s=backward_s,
     )
-    exposed = exposed_communication(transfers, case.machine, case.gpu, behind)
+    exposed = exposed_communication(transfers, case.machine, case.gpu, hiding)
     hidden_s = sum(by_name(transfers, case.machine, case.gpu).values()) - sum(phase.s for phase in exposed)
     slowed_s = slowed_seconds(transfers, exposed, case.machine, case.gpu)
     parts = [TimePart("computing", compute_s), *(TimePart(phase.name, phase.s) for phase in exposed)]

@@ -57,7 +57,7 @@ UNSPLIT = (  # layers in which tensor parallelism knows not all matrices
 REFUSALS = chosen(
     {
         "idefics2": ("does not say what stands for an image in a text", ""),
-        "granite_docling": ("changes logits behind its head", ""),
+        "granite_docling": ("changes logits after its head", ""),
         "mllama": ("has no image features that take the place of tokens", ""),
         "glm5_next": (
             r"self_attn\.indexer\.\S+ of a glm5_next model gets no gradient",

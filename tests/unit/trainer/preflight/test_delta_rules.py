@@ -81,7 +81,7 @@ def test_right_kernels_pass() -> None:
     ("kernel", "sentence"),
     [
         (leaking, "the output of a sample changes with another sample"),
-        (looking_ahead, "the output of a sample changes with what stands behind it"),
+        (looking_ahead, "the output of a sample changes with what stands after it"),
         (wrong_gradient("decay", 0.9), "the gradient of decay differs from torch's own by 0.1 of its norm"),
         (wrong_gradient("beta", float("nan")), "the gradient of beta differs from torch's own by nan of its norm"),
         (wrong_gradient("key", 0.0), "the gradient of key differs from torch's own by 1 of its norm"),

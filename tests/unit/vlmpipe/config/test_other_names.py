@@ -44,7 +44,7 @@ OF_GUIDES = (
     "full_shard", "shard_grad_op", "horovod", "deepspeed", "sharding_strategy", "data_parallel", "scheduler", "fp16",
     "bf16", "num_workers", "find_unused_parameters", "bucket_cap_mb", "min_num_params", "warmup_steps", "true",
 )  # fmt: skip
-DECISION = ROOT / "docs/decisions/0148-use-fewer-features-leave-out-what-nobody-asked-for.md"
+DECISION = ROOT / "docs/decisions/0148-use-fewer-features.md"
 
 
 def problem(override: str) -> str:

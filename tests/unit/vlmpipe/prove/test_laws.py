@@ -126,7 +126,7 @@ class DoneWhenStopped(SoundTrainer):
         (MeansOfRanks, ["processes"], "N=1 and N=2"),
         (MeansOfMicroBatches, ["accumulation"], "averaged by itself"),
         (MeansOfSamples, ["token-mean"], "is the mean of the samples' means"),
-        (LabelsLineEnds, ["labels"], "the line end behind each, not of the answers with their end marks"),
+        (LabelsLineEnds, ["labels"], "the line end after each, not of the answers with their end marks"),
         (LabelsNothingKnown, ["labels", "token-mean", "export"], "no known labelling"),
         (ForgetsWeights, ["resume"], "resume_as_model: true starts from the checkpoint's model"),
         (StartsAnew, ["resume"], "no checkpoint of step 3 was continued"),

@@ -42,7 +42,7 @@ class Witness:
         self._validator = validator
 
     def __call__(self, entry: Entry | Reject) -> tuple[Accepted | Reject, bytes]:
-        """The result, and `digest_of` with the entry's split behind it."""
+        """The result, and `digest_of` with the entry's split after it."""
         if isinstance(entry, Reject):
             return self._validator(entry), digest_of(entry, content_now) + b"train"
         if not entry.sample.images:

@@ -24,7 +24,7 @@ from vlmpipe.trainer.sizing.image_grids import VideoSize
 from vlmpipe.trainer.storage.regular_files import STAND_IN_BYTES, stand_in_of
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-# Formats that are stored unconverted. MPO is a JPEG with further images behind the first.
+# Formats that are stored unconverted. MPO is a JPEG with further images after the first.
 KEPT_EXTENSION = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
 FULL_GREY_BITS, DARK = (
     16,

@@ -54,7 +54,7 @@ def _continued(turns: Sequence[Turn], start: int, shown: int, max_chars: int) ->
 
 
 def _with_results(turns: Sequence[Turn], start: int, kept: int) -> int:
-    """The most of `kept` turns from number `start` on behind which no result of a call follows; one at least."""
+    """The most of `kept` turns from number `start` on after which no result of a call follows; one at least."""
     while kept > 1 and start + kept < len(turns) and turns[start + kept].results:
         kept -= 1
     return kept
@@ -183,7 +183,7 @@ class TurnFitter:
         if len(ends) != len(learned):  # images in answers divide labels
             return len(turns) - 1
         fits = max(1, bisect_right(ends, self._data.sequence_length))
-        # Of a last answer that fits, what the template writes behind it may not.
+        # Of a last answer that fits, what the template writes after it may not.
         return next((number for number in reversed(learned[:fits]) if number < len(turns)), len(turns))
 
     def short_enough(self, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:

@@ -110,7 +110,7 @@ def test_an_export_of_a_model_trained_from_scratch_keeps_its_format(tmp_path: Pa
         (PLAIN, {"chat_template": "missing.jinja"}, "data.chat_template 'missing.jinja' is no file"),
         (TEMPLATES["repeats"], {}, "repeats the text of question 1"),
         (TEMPLATES["not Jinja"], {}, "is no valid Jinja"),
-        (TEMPLATES["no end token"], {}, "writes no end token behind the text of answer 1"),
+        (TEMPLATES["no end token"], {}, "writes no end token after the text of answer 1"),
     ],
 )
 def test_a_template_that_cannot_be_used_is_refused(

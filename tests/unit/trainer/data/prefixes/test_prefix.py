@@ -34,7 +34,7 @@ def test_it_holds_all_images_and_ends_before_the_first_label_by_a_token(tokens: 
 @pytest.mark.parametrize(
     ("ids", "labels"),
     [([1, 2, 3], [2]), ([1, IMAGE, 3], [2]), ([IMAGE, 1, 2, 3, IMAGE, 4], [3]), ([1, IMAGE, 2], [])],
-    ids=["no image", "an answer behind the image", "an image behind an answer", "no label"],
+    ids=["no image", "an answer after the image", "an image after an answer", "no label"],
 )
 def test_such_a_sample_shares_nothing(ids: list[int], labels: list[int]) -> None:
     assert prefix_of(encoded(ids, labels), [IMAGE], [PHOTO] * (IMAGE in ids)) == Prefix()

@@ -78,7 +78,7 @@ def test_runs_go_on_behind_the_prefix_that_the_first_of_its_samples_has() -> Non
     """An image with two pairs, a sample alone, and two questions about an image."""
     prefixes = [(0, 3, 16), (3, 5, 9), (9, 12, 16), (20, 22, 28)]
     samples = CuSeqlens.of([[3, 2, 1, 3, 3, 2, 2, 4, 2, 1, 5]], TOKENS, [prefixes])
-    assert [(run.start, run.end, run.behind) for run in samples.runs()] == [
+    assert [(run.start, run.end, run.after) for run in samples.runs()] == [
         (0, 6, None), (6, 9, 5), (9, 14, 3), (14, 16, 12), (16, 20, None), (20, 23, None), (23, 28, 22),
     ]  # fmt: skip
 

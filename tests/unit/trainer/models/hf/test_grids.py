@@ -182,5 +182,5 @@ def test_an_unknown_transformers_method_is_refused() -> None:
             return hidden_states + visual_embeds
 
     for language_model in (nn.Module(), Other()):
-        with pytest.raises(ConfigError, match="adds images behind language layers in an unknown way"):
+        with pytest.raises(ConfigError, match="adds images after language layers in an unknown way"):
             add_levels_at_places(language_model)
