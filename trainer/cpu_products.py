@@ -1,7 +1,7 @@
 """Matrix products in fp32 on processors on which MKL, torch's default, does not use all of their vector width.
 
 On AMD's processors with AVX-512, MKL multiplies at the rate of AVX2, about half of that of oneDNN, which torch has too
-(decision 0144). Other processors keep MKL: nothing was measured there.
+(decision 0021). Other processors keep MKL: nothing was measured there.
 """
 
 from __future__ import annotations

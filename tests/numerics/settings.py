@@ -1,7 +1,7 @@
 """Settings under which this machine computes as others do: other kernels, thread counts, and orders of sums.
 
 There is no setting for what `make test` itself computes with. With AVX-512 that is torch's and oneDNN's AVX-512; each
-product of MKL has the bits that it has there or under AVX2 (measured on an AMD processor, decision 0096).
+product of MKL has the bits that it has there or under AVX2 (measured on an AMD processor, decision 0003).
 
 Kernels are chosen by three libraries, each by a variable of its own: torch's by ATEN_CPU_CAPABILITY, MKL's matrix
 products by MKL_CBWR, oneDNN's convolutions by ONEDNN_MAX_CPU_ISA. They read them when they are loaded, so each setting
