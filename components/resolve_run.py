@@ -3,6 +3,8 @@
 from typing import Any, NamedTuple
 
 
+# KFP makes the step of this source, so that its inputs are written out here: those of parameters.PARAMETERS (a test
+# compares them).
 def resolve_run(
     run_file: str,
     compiled: str,
@@ -41,6 +43,7 @@ def resolve_run(
         run_uri: The run's folder.
         stage_state: accepted where an earlier attempt of the run finished this stage with these settings, else open.
     """
+    inputs = dict(locals())
     from vlmpipe.components.runtime.differences import record_differences
     from vlmpipe.components.runtime.folder_lock import take_folder
     from vlmpipe.components.runtime.job_states import state_of_job, this_job
@@ -62,20 +65,7 @@ def resolve_run(
             print(note, flush=True)
     with step_context(uri, "resolve-run") as progress:
         progress.update(0, job_name=job_name)  # whose records these are: notify counts no other job's
-        resolved = resolve(
-            run_file,
-            compiled,
-            run_id=run_id,
-            job_name=job_name,
-            overrides=overrides,
-            data_uri=data_uri,
-            epochs=epochs,
-            max_steps=max_steps,
-            learning_rate=learning_rate,
-            seed=seed,
-            resume=resume,
-            min_exact_match=min_exact_match,
-        )
+        resolved = resolve(**inputs)
         record_differences(progress, resolved.differences, resolved.since_last_start)
         stage_state = "accepted" if was_accepted(resolved.run_uri) else "open"
         progress.finish(message=f"run file and job specs are valid; output in {resolved.run_uri}")

@@ -26,13 +26,10 @@ With several data.tasks, plan-data and that many prepare-chunks at once come bef
 handler, notify, and with notify.email a second exit task beside it, mail. Caching of steps is off everywhere: the
 service's own key ignores image digests and environment, and prepared data and features are addressed by their content
 anyway.
-
-No postponed annotations here: kfp reads the types of the pipeline's parameters from the function itself.
 """
 
 import contextlib
 import copy
-import json
 from collections.abc import Callable, Mapping
 
 from kfp import dsl
@@ -54,7 +51,7 @@ from vlmpipe.components.replay.collect_replay import collect_replay
 from vlmpipe.components.replay.reuse_replay import reuse_replay
 from vlmpipe.components.resolve_run import resolve_run
 from vlmpipe.components.reuse_features import reuse_features
-from vlmpipe.components.runtime.parameters import PARAMETER_FIELDS, compiled_settings, parameter_defaults
+from vlmpipe.components.runtime.parameters import compiled_settings, console_docstring, console_signature
 from vlmpipe.components.stages.reuse_stage import reuse_stage
 from vlmpipe.components.sweep.compare_variants import compare_variants
 from vlmpipe.components.sweep.list_jobs import list_jobs
@@ -63,13 +60,13 @@ from vlmpipe.components.sweep.prepare_variant import prepare_variant
 from vlmpipe.components.sweep.run_sweep_job import run_sweep_job
 from vlmpipe.components.sync_checkpoint import sync_checkpoint
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.config.sections.stages import hidden_by_stages
 from vlmpipe.config.sections.sweep import SweepConfig
 from vlmpipe.job_spec.build import Job, job_settings, step_of
 from vlmpipe.planner.steps.disks import compiled_disks
 from vlmpipe.platforms.graph import Graph
 from vlmpipe.platforms.table import platform_of
-from vlmpipe.records.stage_folders import path_in
+
+SUMMARY = "Data preparation, feature caching, distributed training, evaluation and gated registration of one model."
 
 
 def build(config: RunConfig, target: str) -> BaseComponent:
@@ -84,39 +81,17 @@ def build(config: RunConfig, target: str) -> BaseComponent:
     disks = {stage: {} if platform.is_here else compiled_disks(run_config) for stage, run_config in runs.items()}
     steps = _Steps(config, place, disks=disks[list(runs)[-1]])
     root_uri = platform.root_uri(config)
-    job_name = place.run_name()
-    defaults = parameter_defaults(config)
-    default_run_file = json.dumps(config.to_dict(), ensure_ascii=False)
+    job_name, signature = place.run_name(), console_signature(config)
 
-    def run(
-        run_file: str,
-        run_id: str,
-        data_uri: str,
-        epochs: int,
-        max_steps: int,
-        learning_rate: float,
-        seed: int,
-        resume: str,
-        min_exact_match: float,
-        overrides: str,
-    ) -> None:
+    def run(parameters: Mapping[str, PipelineChannel]) -> None:
         with contextlib.ExitStack() as accepted:  # a stage is inside the condition of the one before
             for stage, run_config in runs.items():
                 of_stage = _Steps(run_config, place, stage, disks=disks[stage])
                 resolved = of_stage.add(
                     resolve_run,
-                    run_file=run_file,
                     compiled=compiled_settings(config, target, root_uri, stage, disks),
-                    run_id=run_id,
                     job_name=job_name,
-                    data_uri=data_uri,
-                    epochs=epochs,
-                    max_steps=max_steps,
-                    learning_rate=learning_rate,
-                    seed=seed,
-                    resume=resume,
-                    min_exact_match=min_exact_match,
-                    overrides=overrides,
+                    **parameters,
                 ).outputs
                 is_last = stage == list(runs)[-1]
                 if is_last and config.sweep:
@@ -131,62 +106,23 @@ def build(config: RunConfig, target: str) -> BaseComponent:
             if config.deploy:
                 steps.add(deploy_model, run_uri=resolved["run_uri"], where=target).after(registered)
 
-    def training(
-        run_file: str = default_run_file,
-        run_id: str = "",
-        data_uri: str = defaults["data_uri"],
-        epochs: int = defaults["epochs"],
-        max_steps: int = defaults["max_steps"],
-        learning_rate: float = defaults["learning_rate"],
-        seed: int = defaults["seed"],
-        resume: str = defaults["resume"],
-        min_exact_match: float = defaults["min_exact_match"],
-        overrides: str = "",
-    ) -> None:
-        """Data preparation, feature caching, distributed training, evaluation and gated registration of one model.
-
-        Args:
-            run_file: The run file as JSON. A parameter below overrides it only where its default is changed.
-            run_id: Name of the run; empty takes the pipeline job's. An earlier run's name continues that run.
-            data_uri: Data source (data.source).
-            epochs: Passes over the training data (train.epochs).
-            max_steps: Optimizer steps after which training stops; 0 trains all epochs (train.max_steps).
-            learning_rate: Peak learning rate (train.optimizer.learning_rate).
-            seed: Seed of the data order (train.seed).
-            resume: auto continues from the newest good checkpoint; never gives up those of earlier runs (train.resume).
-            min_exact_match: Share of held-out questions that must be answered exactly (gate.min_exact_match).
-            overrides: Any other fields, as a JSON object of dotted keys, such as {"train.micro_batch_size": 2}.
-        """
+    def training(*channels: PipelineChannel) -> None:
+        parameters = dict(zip(signature.parameters, channels, strict=True))
         closing = steps.add(
             notify,
-            run_id=run_id,
+            run_id=parameters["run_id"],
             job_name=job_name,
             root_uri=root_uri,
             webhook=config.notify.webhook,
             last_step=last_step(config),
         )
         with dsl.ExitHandler(closing, name="run") as steps_of_run:
-            run(
-                run_file=run_file,
-                run_id=run_id,
-                data_uri=data_uri,
-                epochs=epochs,
-                max_steps=max_steps,
-                learning_rate=learning_rate,
-                seed=seed,
-                resume=resume,
-                min_exact_match=min_exact_match,
-                overrides=overrides,
-            )
+            run(parameters)
         steps.add_mail(steps_of_run)
 
-    pipeline = dsl.pipeline(training, name=config.name, description=(training.__doc__ or "").strip().splitlines()[0])
-    shown = pipeline.pipeline_spec.root.input_definitions.parameters
-    by_field = {field: name for name, field in PARAMETER_FIELDS.items()}
-    for field, names in hidden_by_stages(config.to_dict(), list(by_field)).items():
-        instead = " and ".join(path_in(name, field) for name in names)
-        shown[by_field[field]].description += f" Refused here, as stages have their own: give {instead} in overrides."
-    return pipeline
+    training.__signature__ = signature  # type: ignore[attr-defined]
+    training.__doc__ = console_docstring(config, SUMMARY)
+    return dsl.pipeline(training, name=config.name, description=SUMMARY)
 
 
 def last_step(config: RunConfig) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 from collections.abc import Mapping
-from typing import TypedDict
+from operator import attrgetter
+from typing import NamedTuple
 
 from vlmpipe.config.json_loader import parse_json
 from vlmpipe.config.overrides import leaves, read_overrides, twice
 from vlmpipe.config.run_config import RunConfig, parse_run_config
-from vlmpipe.config.sections.stages import with_overrides
+from vlmpipe.config.sections.stages import hidden_by_stages, with_overrides
 from vlmpipe.config.validation_errors import show
 from vlmpipe.records.compiled import CompiledSettings, Parameter
+from vlmpipe.records.stage_folders import path_in
 from vlmpipe.runs.setting_differences import Differences, differences
 from vlmpipe.trainer.config.job import without_gone
 from vlmpipe.trainer.errors import ConfigError
@@ -22,40 +26,76 @@ FIXED = (
     "cluster.disable_retries", "kubeflow.s3_endpoint", "kubeflow.secret_env", "kubeflow.volumes",
 )  # fmt: skip
 NO_DISKS: Mapping[str, Mapping[str, int]] = {}  # every step has the default one
-PARAMETER_FIELDS = {
-    "data_uri": "data.source",
-    "epochs": "train.epochs",
-    "max_steps": "train.max_steps",
-    "learning_rate": "train.optimizer.learning_rate",
-    "seed": "train.seed",
-    "resume": "train.resume",
-    "min_exact_match": "gate.min_exact_match",
-}
 
 
-class ParameterDefaults(TypedDict):
-    """The run file's values of PARAMETER_FIELDS, which the console shows."""
+class PipelineParameter(NamedTuple):
+    """A parameter of the pipeline, as the console shows it. field: the run file's, which a changed value overrides."""
 
-    data_uri: str
-    epochs: int
-    max_steps: int
-    learning_rate: float
-    seed: int
-    resume: str
-    min_exact_match: float
+    name: str
+    type: type[str] | type[int] | type[float]
+    description: str
+    field: str = ""
 
 
-def parameter_defaults(config: RunConfig) -> ParameterDefaults:
-    """Return the defaults of the pipeline's parameters."""
-    return ParameterDefaults(
-        data_uri=config.data.source,
-        epochs=config.train.epochs,
-        max_steps=config.train.max_steps,
-        learning_rate=config.train.optimizer.learning_rate,
-        seed=config.train.seed,
-        resume=config.train.resume,
-        min_exact_match=config.gate.min_exact_match,
+# In the console's order. The signature of the pipeline's function, its docstring and its defaults are made from these.
+PARAMETERS = (
+    PipelineParameter(
+        "run_file", str, "The run file as JSON. A parameter below overrides it only where its default is changed."
+    ),
+    PipelineParameter(
+        "run_id", str, "Name of the run; empty takes the pipeline job's. An earlier run's name continues that run."
+    ),
+    PipelineParameter("data_uri", str, "Data source", "data.source"),
+    PipelineParameter("epochs", int, "Passes over the training data", "train.epochs"),
+    PipelineParameter(
+        "max_steps", int, "Optimizer steps after which training stops; 0 trains all epochs", "train.max_steps"
+    ),
+    PipelineParameter("learning_rate", float, "Peak learning rate", "train.optimizer.learning_rate"),
+    PipelineParameter("seed", int, "Seed of the data order", "train.seed"),
+    PipelineParameter(
+        "resume",
+        str,
+        "auto continues from the newest good checkpoint; never gives up those of earlier runs",
+        "train.resume",
+    ),
+    PipelineParameter(
+        "min_exact_match", float, "Share of held-out questions that must be answered exactly", "gate.min_exact_match"
+    ),
+    PipelineParameter(
+        "overrides", str, 'Any other fields, as a JSON object of dotted keys, such as {"train.micro_batch_size": 2}.'
+    ),
+)
+PARAMETER_FIELDS = {parameter.name: parameter.field for parameter in PARAMETERS if parameter.field}
+
+
+def parameter_defaults(config: RunConfig) -> dict[str, Parameter]:
+    """Return the run file's values of PARAMETER_FIELDS, which the console shows as defaults."""
+    return {name: attrgetter(field)(config) for name, field in PARAMETER_FIELDS.items()}
+
+
+def console_signature(config: RunConfig) -> inspect.Signature:
+    """Return the signature of the pipeline's function, from which KFP reads names, types and defaults."""
+    defaults = {"run_file": json.dumps(config.to_dict(), ensure_ascii=False), **parameter_defaults(config)}
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Signature(
+        [
+            inspect.Parameter(name, kind, default=defaults.get(name, ""), annotation=type_)
+            for name, type_, _, _ in PARAMETERS
+        ]
     )
+
+
+def console_docstring(config: RunConfig, summary: str) -> str:
+    """Return the docstring of the pipeline's function, from which KFP reads the descriptions."""
+    hidden = hidden_by_stages(config.to_dict(), list(PARAMETER_FIELDS.values()))
+    lines = [summary, "", "Args:"]
+    for name, _, description, field in PARAMETERS:
+        text = f"{description} ({field})." if field else description
+        if names := hidden.get(field):
+            instead = " and ".join(path_in(stage, field) for stage in names)
+            text += f" Refused here, as stages have their own: give {instead} in overrides."
+        lines.append(f"    {name}: {text}")
+    return "\n".join(lines)
 
 
 def compiled_settings(

@@ -7,8 +7,11 @@ import functools
 import re
 from pathlib import Path
 
+import pytest
+
 import vlmpipe
 from tests.support.paths import ROOT
+from vlmpipe.components.runtime.parameters import PARAMETERS
 
 TESTS = ROOT / "tests"
 PACKAGES = ("vlmpipe", "pipelines", "components", "trainer", "benchmarks")
@@ -37,6 +40,14 @@ LAWS_OF_A_FOLDER = {
 ASKED_FOR = re.compile(r"\b(tests\.([a-z_0-9]+\.)*test_|benchmarks\b)")
 MODULES_A_ROOM = 15  # the most that one finds the way among
 MAX_LINES = 400  # of a file; a longer one has a second subject that can move out
+# KFP makes a step of the source of its function, so that a step that takes them lists them again; tests compare both.
+LISTS = {
+    "parameters": (
+        {parameter.name for parameter in PARAMETERS},
+        {"components/runtime/parameters.py: a sequence", "components/resolve_run.py: resolve_run"},
+    ),
+}
+MIN_LISTED = 5  # names in one place that make it a list of them: a section of the run file has four of the parameters
 
 
 @functools.cache
@@ -100,3 +111,51 @@ def test_no_file_of_the_product_has_more_than_400_lines() -> None:
     assert len(paths) > 500
     counts = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8").count("\n") for path in paths}
     assert {path: count for path, count in counts.items() if count > MAX_LINES} == {}
+
+
+def _listed(node: ast.AST) -> tuple[str, set[object]]:
+    """The kind of list that a node is and the names in it: of a function, a class, a call, a mapping or a sequence."""
+    if isinstance(node, ast.FunctionDef):
+        return node.name, {name.arg for name in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]}
+    if isinstance(node, ast.ClassDef):
+        fields = [field.target for field in node.body if isinstance(field, ast.AnnAssign)]
+        return node.name, {field.id for field in fields if isinstance(field, ast.Name)}
+    if isinstance(node, ast.Call):
+        return "a call", {keyword.arg for keyword in node.keywords}
+    items: list[ast.expr | None] = []
+    if isinstance(node, ast.Dict):
+        items = list(node.keys)
+    elif isinstance(node, ast.Tuple | ast.List | ast.Set):
+        items = [item.args[0] if isinstance(item, ast.Call) and item.args else item for item in node.elts]
+    kind = "a mapping" if isinstance(node, ast.Dict) else "a sequence"
+    return kind, {item.value for item in items if isinstance(item, ast.Constant)}
+
+
+@pytest.mark.parametrize("subject", LISTS)
+def test_the_names_of_a_table_are_listed_once(subject: str) -> None:
+    names, places = LISTS[subject]
+    listed = {
+        f"{path.relative_to(ROOT)}: {kind}"
+        for package in ("vlmpipe", "pipelines", "components", "trainer")
+        for path in (ROOT / package).rglob("*.py")
+        if not any(part.is_symlink() for part in path.parents)
+        for kind, members in map(_listed, ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        if len(names & members) >= MIN_LISTED
+    }
+    assert listed == places
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def run(epochs, seed, *, resume): ...",
+        "class Defaults:\n    epochs: int\n    seed: int\n    resume: str\n",
+        "run(epochs=epochs, seed=seed, resume=resume)",
+        "{'epochs': 1, 'seed': 2, 'resume': 'auto'}",
+        "['epochs', 'seed', 'resume']",
+        "(Parameter('epochs', int), Parameter('seed', int), Parameter('resume', str))",
+    ],
+)
+def test_each_way_to_list_names_is_seen(source: str) -> None:
+    names = {"epochs", "seed", "resume"}
+    assert any(names <= _listed(node)[1] for node in ast.walk(ast.parse(source)))
