@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.loader import PackedLoader
 from vlmpipe.trainer.data.shards.disk_cache import ShardCache
 from vlmpipe.trainer.data.shards.index import SplitIndex
@@ -12,23 +11,21 @@ from vlmpipe.trainer.data.shards.sample_ranges import SampleRanges, shard_versio
 from vlmpipe.trainer.data.shards.shard_reading import ShardReading
 from vlmpipe.trainer.dataloading.batches import ImageSource, cached_images, image_layouts, online_images
 from vlmpipe.trainer.dataloading.readers import Readers, open_readers, warnings
-from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
-from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import print_warning
 from vlmpipe.trainer.feature_cache.reader import FeatureReader
 from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.setup.data import TrainingData
 from vlmpipe.trainer.setup.model import BuiltModel
+from vlmpipe.trainer.setup.open_run import OpenRun
 from vlmpipe.trainer.sizing.checkpoint_size import node_bytes
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import in_bucket
 
 
-def build_loader(
-    job: JobConfig, data: TrainingData, built: BuiltModel, replica: DataParallelRank, worker: ProcessContext
-) -> tuple[Readers, PackedLoader]:
+def build_loader(run: OpenRun, built: BuiltModel) -> tuple[Readers, PackedLoader]:
     """Readers of samples and features, with shards fetched ahead, and the loader of this rank's packed sequences."""
+    job, data, worker = run.job, run.data, run.worker
     of_checkpoints = node_bytes(
         built.num_trainable,
         job.train,
@@ -36,8 +33,7 @@ def build_loader(
         in_bucket=in_bucket(job.run.run_uri),
     )
     readers = open_readers(job, set_aside_bytes=of_checkpoints)  # they keep their room on this node
-    images = replica.takes_images and not data.cached
-    ranges = _sample_ranges(job, data, readers, replica, worker)
+    ranges = _sample_ranges(run, readers)
     ahead = readers.fetch_ahead(
         data.train, data.sampler, data.total_steps, job.data.shuffle_shards, has_ranges=ranges is not None
     )
@@ -45,8 +41,10 @@ def build_loader(
         doubts = [line for feature in features_of(job) for line in feature.warnings(job.train, data.total_steps)]
         for warning in (*warnings(ahead), *_refused_by_evaluation(data, readers), *doubts):
             print_warning(warning)
-    reader = readers.samples
-    return readers, PackedLoader(data.train, data.sampler, data.chat, reader, images=images, ahead=ahead, ranges=ranges)
+    loader = PackedLoader(
+        data.train, data.sampler, data.chat, readers.samples, images=run.reads_images, ahead=ahead, ranges=ranges
+    )
+    return readers, loader
 
 
 def _refused_by_evaluation(data: TrainingData, readers: Readers) -> Iterator[str]:
@@ -58,11 +56,10 @@ def _refused_by_evaluation(data: TrainingData, readers: Readers) -> Iterator[str
         )
 
 
-def _sample_ranges(
-    job: JobConfig, data: TrainingData, readers: Readers, replica: DataParallelRank, worker: ProcessContext
-) -> SampleRanges | None:
+def _sample_ranges(run: OpenRun, readers: Readers) -> SampleRanges | None:
     """Reads training samples by range, where the run file says so or `auto` finds it best; None: whole shards."""
-    how, images = job.data.shard_reading, replica.takes_images and not data.cached
+    job, data, worker = run.job, run.data, run.worker
+    how = job.data.shard_reading
     if not isinstance(readers.data, ShardCache):
         if how == "ranges" and worker.is_first:
             print_warning("data.shard_reading=ranges has no effect: the prepared data is in a folder of this machine")
@@ -72,11 +69,11 @@ def _sample_ranges(
     case = ShardReading(
         shards=len(data.train.shards),
         shard_bytes=readers.data.mean_bytes,
-        sample_bytes=data.train.mean_stored_bytes(images=images),
+        sample_bytes=data.train.mean_stored_bytes(images=run.reads_images),
         samples_drawn=data.sampler.totals(0).samples * epochs,
         epochs=epochs,
         steps=data.total_steps,
-        groups=replica.count,
+        groups=run.replica.count,
         machine_ranks=worker.local_world_size,
         cache_bytes=readers.data.limit_bytes,
         shuffle_shards=job.data.shuffle_shards,
@@ -88,33 +85,33 @@ def _sample_ranges(
         return None
     if worker.is_first:
         print(f"train: {case.text()} (data.shard_reading: {job.data.shard_reading})", flush=True)
-    return _ranges_of(data.train, job, data, images=images)
+    return _ranges_of(data.train, run)
 
 
-def validation_ranges(job: JobConfig, data: TrainingData, readers: Readers, *, images: bool) -> SampleRanges | None:
+def validation_ranges(run: OpenRun, readers: Readers) -> SampleRanges | None:
     """Reads validation samples by range where a shard of theirs is larger than the cache and may not be read whole.
 
     None: whole shards. Every sample of them is used, so that ranges would read as many bytes by more requests.
     """
-    split = data.index.split("eval")
+    split = run.data.index.split("eval")
     if not isinstance(readers.data, ShardCache) or not readers.data.too_large(split.shards):
         return None
-    if job.data.shard_reading == "whole":
+    if run.job.data.shard_reading == "whole":
         readers.require_room(split)
-    return _ranges_of(split, job, data, images=images)
+    return _ranges_of(split, run)
 
 
-def _ranges_of(split: SplitIndex, job: JobConfig, data: TrainingData, *, images: bool) -> SampleRanges:
-    storage = open_storage(data.pointers.prepared_uri)
+def _ranges_of(split: SplitIndex, run: OpenRun) -> SampleRanges:
+    storage = open_storage(run.data.pointers.prepared_uri)
     versions = shard_versions(storage, split.shards)
-    return SampleRanges(split, storage, versions, images=images, patience_s=job.checkpoint.max_s_without_commit)
+    patience_s = run.job.checkpoint.max_s_without_commit
+    return SampleRanges(split, storage, versions, images=run.reads_images, patience_s=patience_s)
 
 
-def image_source_of(
-    job: JobConfig, features: FeatureReader | None, tower_sha256: str, replica: DataParallelRank
-) -> ImageSource:
+def image_source_of(run: OpenRun, features: FeatureReader | None, tower_sha256: str) -> ImageSource:
+    model = run.job.model
     if features is not None:
         features.shards.require_tower(tower_sha256)
-    if not replica.takes_images:
-        return image_layouts(job.model)
-    return cached_images(features, job.model) if features else online_images(image_preparer(job.model))
+    if not run.replica.takes_images:
+        return image_layouts(model)
+    return cached_images(features, model) if features else online_images(image_preparer(model))

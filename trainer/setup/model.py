@@ -12,13 +12,13 @@ from vlmpipe.trainer.config.job import JobConfig, defers_weights
 from vlmpipe.trainer.data.chat.added_tokens import require_trained_tokens, trained_tokens
 from vlmpipe.trainer.data.loader import PackedLoader
 from vlmpipe.trainer.distributed.agreement import on_first
-from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.hooks.table import features_of
 from vlmpipe.trainer.models.base import Family, Weights
 from vlmpipe.trainer.models.layers.freeze import frozen_weights, require_frozen_tower, require_something_trained, trains
 from vlmpipe.trainer.models.layers.lora import train_rows_only
-from vlmpipe.trainer.setup.data import TrainingData, mean_sequence_flops
+from vlmpipe.trainer.setup.data import mean_sequence_flops
+from vlmpipe.trainer.setup.open_run import OpenRun
 from vlmpipe.trainer.setup.shared_prefix import require_shared_prefix
 from vlmpipe.trainer.sizing.flops import SequenceFlops
 from vlmpipe.trainer.sizing.pipeline_partition import stages_of
@@ -39,13 +39,12 @@ class BuiltModel:
     num_trainable: int
 
 
-def build_model(
-    job: JobConfig, family: Family, data: TrainingData, replica: DataParallelRank, worker: ProcessContext
-) -> BuiltModel:
+def build_model(run: OpenRun) -> BuiltModel:
     """The model on the CPU; where the strategy shards stored weights, without them (`BuiltModel.deferred`). Collective.
 
     Raises ConfigError, before building it, where it cannot be sharded or split into stages.
     """
+    job, family, data, worker = run.job, run.family, run.data, run.worker
     if job.train.tensor_parallel > 1:
         from vlmpipe.trainer.strategies.tensor_parallel.plan import (
             require_shardable,  # DTensor alone takes most of a second
@@ -98,7 +97,7 @@ def build_model(
     )
     for feature in features_of(job):  # last: digests and sizes are those of the source
         feature.change_model(model)
-    seed_random_states(job.train.seed, replica, step=0)
+    seed_random_states(job.train.seed, run.replica, step=0)
     return built
 
 
@@ -112,13 +111,13 @@ def _tower_sha256(job: JobConfig, family: Family, tower: nn.Module | None, worke
     return on_first(worker, digest) if worker.world_size > 1 else digest()
 
 
-def with_weights_from_data(job: JobConfig, built: BuiltModel, data: TrainingData, loader: PackedLoader) -> BuiltModel:
+def with_weights_from_data(run: OpenRun, built: BuiltModel, loader: PackedLoader) -> BuiltModel:
     """The model with the weights that its features take from data."""
     deferred = built.deferred
-    for feature in features_of(job):
+    for feature in features_of(run.job):
         deferred = feature.fill_from_data(
             built.model,
             deferred,
-            lambda count: [loader.pack_sequence(sequence) for sequence in data.sampler.first_rows(count)],
+            lambda count: [loader.pack_sequence(sequence) for sequence in run.data.sampler.first_rows(count)],
         )
     return dataclasses.replace(built, deferred=deferred)

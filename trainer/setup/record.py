@@ -7,20 +7,17 @@ import json
 
 from vlmpipe.trainer.checkpoint.resume import versions
 from vlmpipe.trainer.checkpoint.resume_rules import settings_of
-from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.sampler import PackedBatchSampler
-from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.records.commit import CommitRecord
 from vlmpipe.trainer.records.prepared import DataPointers
-from vlmpipe.trainer.setup.data import TrainingData
 from vlmpipe.trainer.setup.model import BuiltModel
+from vlmpipe.trainer.setup.open_run import OpenRun
 from vlmpipe.trainer.strategies.base import Strategy
 from vlmpipe.trainer.weights_digest import model_sha256
 
 
-def record_of(
-    job: JobConfig, strategy: Strategy, data: TrainingData, built: BuiltModel, worker: ProcessContext
-) -> CommitRecord:
+def record_of(run: OpenRun, built: BuiltModel, strategy: Strategy) -> CommitRecord:
+    job, data, worker = run.requested, run.data, run.worker
     return CommitRecord(
         attempt=0,
         epoch=0,

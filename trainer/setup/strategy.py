@@ -10,8 +10,8 @@ from vlmpipe.trainer.config.compiling import CompileChoice, compile_choice
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.evaluation.answer_misses import AnswerMisses
+from vlmpipe.trainer.evaluation.validation_loss import EXACT_MATCH
 from vlmpipe.trainer.hooks.table import features_of
-from vlmpipe.trainer.models.base import Family
 from vlmpipe.trainer.models.layers.bf16 import use_tf32
 from vlmpipe.trainer.models.layers.compile import compile_layers, has_compiler
 from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights
@@ -19,8 +19,8 @@ from vlmpipe.trainer.models.layers.recompute_policy import Recompute
 from vlmpipe.trainer.monitoring.rank_metrics import ForwardTimer, waitless
 from vlmpipe.trainer.monitoring.source_losses import SourceLosses
 from vlmpipe.trainer.preflight.delta_rules import require_right_rules
-from vlmpipe.trainer.setup.data import TrainingData
 from vlmpipe.trainer.setup.model import BuiltModel
+from vlmpipe.trainer.setup.open_run import OpenRun
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.strategies.base import Strategy
@@ -34,6 +34,13 @@ class LossNotes:
     sources: SourceLosses | None = None
     misses: AnswerMisses | None = None
 
+    @classmethod
+    def of(cls, run: OpenRun) -> LossNotes:
+        """The counters of a run, on the rank's device."""
+        counts_misses = run.job.train.best_metric == EXACT_MATCH
+        misses = AnswerMisses(run.worker.device) if counts_misses else None
+        return cls(SourceLosses.of(run.job, run.worker.device), misses)
+
 
 @dataclass(frozen=True)
 class ReadyStrategy:
@@ -45,18 +52,12 @@ class ReadyStrategy:
     forward_timer: ForwardTimer | None  # of what no rank waits for another in; None with nothing to time
 
 
-def build_strategy(
-    job: JobConfig,
-    family: Family,
-    data: TrainingData,
-    built: BuiltModel,
-    worker: ProcessContext,
-    notes: LossNotes,
-) -> ReadyStrategy:
+def build_strategy(run: OpenRun, built: BuiltModel, notes: LossNotes) -> ReadyStrategy:
     """The training module, with what features change in it, compiled and sharded."""
+    job, family, worker = run.job, run.family, run.worker
     shape = family.shape(job.model)
     compiling = _compile_choice(job, shape, worker)
-    module = family.training_module(job.model, built.model, cached=data.cached).train()
+    module = family.training_module(job.model, built.model, cached=run.data.cached).train()
     line = require_right_rules(module, worker.device)
     if line and worker.is_first:
         print(f"train: {line}", flush=True)

@@ -26,6 +26,7 @@ from vlmpipe.trainer.models.hf_native import weight_files
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.setup.data import open_data
 from vlmpipe.trainer.setup.model import build_model
+from vlmpipe.trainer.setup.open_run import OpenRun
 from vlmpipe.trainer.setup.strategy import LossNotes, build_strategy
 
 MARK = "weighed: "
@@ -93,8 +94,9 @@ def main() -> int:
         CountingFile.reads.clear()
         before = from_disk()
         with Scales() as scales:
-            built = build_model(job, family, data, replica_of(job.train, worker), worker)
-            ready = build_strategy(job, family, data, built, worker, LossNotes())
+            run = OpenRun(job, job, family, data, replica_of(job.train, worker), worker)
+            built = build_model(run)
+            ready = build_strategy(run, built, LossNotes())
             gc.collect()
             one = {"peak": scales.peak_bytes, "held": scales.held_bytes(), "reads": dict(CountingFile.reads)}
         one["from_disk"] = from_disk() - before
