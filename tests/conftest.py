@@ -93,7 +93,10 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[execnet.XSpec
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a file that sends signals have a limit of their own, far below that of the others."""
+    """Skip what only `make test-whole` runs, and limit tests of a file that sends signals far below the others."""
+    for item in items:
+        if not WHOLE and item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="make test-whole runs it"))
     sends = {path: bool(SENDS_SIGNALS.search(path.read_text())) for path in {item.path for item in items}}
     for item in items:
         if sends[item.path] and item.get_closest_marker("timeout") is None:

@@ -17,10 +17,9 @@ from tests.fakes.gcs.accounts import AccountsGcs, Roles
 from tests.fakes.gcs.server import StoredObject
 from tests.fakes.kubernetes.api import FakeKubernetes
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from vlmpipe.access.grants import grants_json
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900), only_whole]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.slow]
 HOSTS = {"pipeline": "127.0.0.1", "trainer": "localhost"}
 COLOURS = {"red": (200, 0, 0), "green": (0, 200, 0), "blue": (0, 0, 200)}
 

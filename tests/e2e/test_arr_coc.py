@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from tests.support.terminal import Terminal
 from vlmpipe.trainer.data.sources.builtin.digit_mosaics import DigitMosaicsSource
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200), only_whole]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.slow]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import only_whole
 from tests.support.terminal import Answer, Terminal
 from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import read_lines, read_record_file
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200), only_whole]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.slow]
 
 STEPS, LONGER, EVERY_STEPS = 80, 84, 4  # a step is seen, and its fault injected, up to half a second later
 RUN_FILE = merged(

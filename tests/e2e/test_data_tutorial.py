@@ -14,7 +14,6 @@ import pytest
 
 from tests.support.commands import blocks, command_lines, parse_vlmpipe
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from tests.support.terminal import Terminal
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.records.learning_curve import LearningCurve
@@ -78,7 +77,6 @@ def _records(folder: Path, name: str) -> list[dict[str, Any]]:
     return records
 
 
-@only_whole
 @pytest.mark.slow
 def test_its_commands_print_its_numbers(folder: Path) -> None:
     kinds = planted(folder)

@@ -18,13 +18,12 @@ import typer
 from PIL import Image, ImageDraw
 
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from tests.support.trainer.tiny_runs import TINY, merged
 from tests.support.wheel import python_with, run_installed, shadowing_packages, shared_install
 from vlmpipe.cli.app import app
 from vlmpipe.config.yaml_loader import shipped
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600), only_whole]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3600), pytest.mark.slow]
 
 COLOURS = {"red": (200, 30, 30), "green": (30, 180, 40), "blue": (30, 50, 210), "yellow": (220, 210, 40)}
 QUESTION = "What colour is the ball?"

@@ -18,7 +18,6 @@ import pytest
 from tests.fakes.kubernetes.api import FakeKubernetes
 from tests.support.paths import ROOT
 from tests.support.s3 import s3_server
-from tests.support.short_form import only_whole
 from vlmpipe.cli.runs.curve import _curve_of
 from vlmpipe.config.yaml_loader import read_run_file
 from vlmpipe.records.learning_curve import LearningCurve
@@ -26,7 +25,7 @@ from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.replay import ReplayAnswers, ReplayPointer
 from vlmpipe.trainer.storage import open_storage
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400), only_whole]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400), pytest.mark.slow]
 SMALL = (
     "cluster.image_uri=registry.example.com/vlmpipe/trainer:1",
     "gcp.pipeline_image=registry.example.com/vlmpipe/pipeline:1",

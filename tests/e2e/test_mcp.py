@@ -16,7 +16,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from tests.support.paths import ROOT
-from tests.support.short_form import WHOLE, only_whole
+from tests.support.short_form import WHOLE
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.rehearsal.serve import rehearsal
 from vlmpipe.trainer.confinement.landlock import MIN_ABI, abi
@@ -127,7 +127,6 @@ def test_mistakes_of_an_agent_are_answers_and_none_leads_out(root: Path) -> None
     assert not Path("/tmp/mine.yaml").exists()
 
 
-@only_whole
 @pytest.mark.slow
 def test_an_agent_goes_from_a_folder_of_images_to_a_registered_model(root: Path) -> None:
     async def drive() -> None:
@@ -169,7 +168,6 @@ async def make_mistakes_in_the_data(call: Tool) -> None:
         assert not answer["ok"] and said in str(answer), (override, answer)
 
 
-@only_whole
 @pytest.mark.slow
 def test_an_agent_is_stopped_at_the_cap_of_a_call_and_of_all(root: Path) -> None:
     overrides = ["gcp.project=test-project", "plan.confirm_above_usd=1000000"]

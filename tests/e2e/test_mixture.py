@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from tests.support.short_form import only_whole
 from tests.support.terminal import Answer, Terminal
 from tests.support.trainer.tiny_runs import TINY, merged
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800), only_whole]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.slow]
 
 COLOURS = ("red", "green", "blue")
 LICENCES = {"pictures": "CC-BY-4.0", "text": "Apache-2.0", "clips": "CC0-1.0"}

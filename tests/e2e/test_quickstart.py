@@ -24,7 +24,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from tests.support.paths import ROOT
-from tests.support.short_form import WHOLE, only_whole
+from tests.support.short_form import WHOLE
 from tests.support.wheel import run_installed, shadowing_packages, shared_install
 from vlmpipe.components.runtime.step_logic import close_run
 from vlmpipe.runs.file_check import check_files
@@ -47,7 +47,7 @@ NOTEBOOK = ROOT / "examples/notebook/first_model.ipynb"
 LOADED = 'vlmpipe.load("digits.yaml", *shorter, *lower)'  # in one of its cells
 FEW_STEPS = ("data.max_samples=400", "train.max_steps=60", "evaluate.max_samples=100", "gate=none")
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 
 # Of the environment in which runs are started, in forms that they really have; none of them is good anywhere.
@@ -189,7 +189,7 @@ def test_the_model_learns_and_is_measured_with_both_controls(first: tuple[Path, 
     assert f"{100 * result['exact_match']:.1f} %" in first[1]
 
 
-@only_whole
+@pytest.mark.slow
 def test_the_model_reads_digits_and_needs_the_picture_for_it(first: tuple[Path, str]) -> None:
     result = read(first[0], "evaluate.json")
     assert result["exact_match"] > 0.9
@@ -272,7 +272,7 @@ def test_plain_transformers_answers_as_the_evaluation_did(first: tuple[Path, str
         assert said == line["prediction"] or first - second < 1e-3, line
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_second_run_reuses_data_and_features_and_says_so(second: tuple[Path, str]) -> None:
     run, said = second
     assert {name: read(run, f"steps/{name}.json")["state"] for name in ("prepare-data", "cache-features")} == {
@@ -282,7 +282,7 @@ def test_a_second_run_reuses_data_and_features_and_says_so(second: tuple[Path, s
     assert "prepare-data: reused" in said and "cache-features: reused" in said
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_model_that_has_not_learnt_is_rejected_and_not_registered(second: tuple[Path, str], root: Path) -> None:
     run, said = second
     decision = read(run, "decision.json")

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from tests.support.wheel import START
 
 RUN_FILES = [path for path in sorted(ROOT.glob("recipes/*/*.yaml")) if (path.parent / "requirements.txt").is_file()]
@@ -20,7 +19,6 @@ RUN_FILES += [ROOT / "recipes" / name for name in ("plain/run.yaml", "plain/pack
 CASES = [pytest.param(path, id=f"{path.parent.name}-{path.stem}") for path in RUN_FILES if path.name != "train.yaml"]
 
 
-@only_whole
 @pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.timeout(3600)

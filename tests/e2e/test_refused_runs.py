@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.data.prepared import llava_folder, record, write_json
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import chosen
 from tests.support.terminal import vlmpipe
 from tests.support.wrong_input import RUN_FILE, refused, with_run_file
 from vlmpipe.trainer.errors import ExitCode
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_check_says_what_is_wrong_with_a_source(place: Path, content: str | None
         assert word.replace(" ", "") in said
 
 
-@only_whole  # tests/unit/trainer/data/sources/test_llava.py has its sentence, the next test a step's failed preparation
+@pytest.mark.slow  # its sentence: tests/unit/trainer/data/sources/test_llava.py; preparation that fails in a step: next
 def test_an_image_folder_without_images_ends_the_run_with_a_message(place: Path) -> None:
     write_json(place / "data.json", [record(number) for number in range(20)])
     (place / "images").mkdir()
@@ -97,7 +97,7 @@ def test_an_image_folder_without_images_ends_the_run_with_a_message(place: Path)
     assert not list(place.glob("runs/prepared/*"))
 
 
-@only_whole  # a run whose preparation fails, in words and with an exit code: tests/incidents/test_staged.py
+@pytest.mark.slow  # a run whose preparation fails, in words and with an exit code: tests/incidents/test_staged.py
 def test_too_many_bad_samples_end_the_run_with_examples_and_nothing_prepared(place: Path) -> None:
     _, records = llava_folder(place, count=20)
     for number in range(5):

@@ -15,7 +15,6 @@ import pytest
 
 from tests.fakes.hub_uploads import UploadHub, running_upload_hub
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
@@ -23,7 +22,7 @@ from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.storage.records import read_record_file
 
 # Needs `make build/serving` on PYTHONPATH, as `make test-whole` has it.
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800), only_whole]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.slow]
 
 ASKED = 8
 TOKEN = "hf_" + "aB3dE5fG7hI9jK1lM3nO5pQ7rS9tU1vW3x"

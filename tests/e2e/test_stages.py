@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import only_whole
 from tests.support.terminal import Answer, Terminal
 from tests.support.trainer.tiny_runs import TINY, merged
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1200), only_whole]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200), pytest.mark.slow]
 
 STAGES = [
     {"name": "align", "freeze": ["tower", "language_model"], "train": {"max_steps": 20}},

@@ -21,7 +21,7 @@ import pytest
 from PIL import Image
 
 from tests.support.paths import ROOT
-from tests.support.short_form import WHOLE, only_whole
+from tests.support.short_form import WHOLE
 from tests.support.terminal import VLMPIPE, Answer, Terminal
 from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.config.run_config import load_run_file
@@ -29,7 +29,7 @@ from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.prove.laws import LAWS
 from vlmpipe.rehearsal.serve import rehearsal
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 BETWEEN_PRESSES_S = 0.3
 STOPPED = 130
@@ -256,7 +256,7 @@ def test_a_command_is_stopped_in_words_and_continues(
     assert left == [], "nothing half-written"
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["loading", "serving"])
 def test_sigterm_ends_a_server_and_what_it_started(moment: str, trained: Path) -> None:
     """As `kill`, systemd or the stop of a container ask for it. Nothing is left: neither processes nor files."""

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import only_whole
 from tests.support.terminal import Terminal
 from tests.support.trainer.tiny_runs import TINY, merged
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 RATE = "train.optimizer.learning_rate"
 SMALL = {"train.max_steps": 8, "evaluate.controls": [], "evaluate.max_samples": 20}
 
@@ -31,7 +30,7 @@ def read(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_variant_without_data_leaves_the_others_and_the_report_says_so(tmp_path: Path) -> None:
     variants = {"slow": {RATE: 1e-4}, "fast": {RATE: 1e-2}, "dataless": {"data.source": "empty.json"}}
     claim = {"claim": "Fast is better", "variant": "fast", "against": ["slow"]}
@@ -57,7 +56,7 @@ def test_a_variant_without_data_leaves_the_others_and_the_report_says_so(tmp_pat
     assert status["comparison"]["best"] == comparison["best"]
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_sweep_that_was_killed_goes_on_with_what_is_not_done(tmp_path: Path) -> None:
     write_run_file(tmp_path, grid={RATE: [1e-4, 1e-3, 1e-2]}, starts=2, trainings_per_job=3)
     run = tmp_path / "runs/runs/r1"

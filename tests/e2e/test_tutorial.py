@@ -15,7 +15,6 @@ import pytest
 
 from tests.support.commands import FENCE
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import read_record
 
@@ -28,7 +27,6 @@ SAID = (
 ABOUT = 0.1
 
 
-@only_whole
 @pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.timeout(3600)

@@ -22,14 +22,14 @@ import pytest
 
 from tests.support.analysed_models import keep_analyses
 from tests.support.disk import small_disk
-from tests.support.short_form import WHOLE, chosen, only_whole
+from tests.support.short_form import WHOLE, chosen
 from tests.support.terminal import Answer, Terminal, vlmpipe
 from tests.support.wrong_input import EVERY_STEPS, FEW_STEPS, NUM_STEPS, RUN_FILE, refused, with_run_file
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.trainer.checkpoint.commit import REJECTED
 from vlmpipe.trainer.errors import ExitCode
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 def only_run(folder: Path) -> Path:
@@ -174,7 +174,7 @@ def test_ctrl_c_in_training_saves_a_checkpoint_and_says_how_to_resume(interrupte
     stopped(interrupted.attempts["Ctrl-C"])
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_killed_worker_fails_the_run_with_a_message(interrupted: Story) -> None:
     refused(
         interrupted.attempts["worker killed"].answer,
@@ -187,7 +187,7 @@ def test_a_killed_worker_fails_the_run_with_a_message(interrupted: Story) -> Non
     )
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_killed_command_saves_a_checkpoint_and_leaves_nothing(interrupted: Story) -> None:
     """The terminal's context has waited until nothing was left."""
     attempt = interrupted.attempts["command killed"]
@@ -200,7 +200,7 @@ def test_no_process_outlives_a_command_that_ends_by_itself(stories: dict[str, St
     assert [name for name, attempt in attempts.items() if attempt.left] in ([], ["command killed"])
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["worker killed", "command killed"])
 def test_the_same_command_continues_the_run_from_its_newest_checkpoint(interrupted: Story, name: str) -> None:
     attempt = interrupted.attempts[name]
@@ -223,7 +223,7 @@ def test_after_all_faults_every_step_was_done_once(interrupted: Story) -> None:
         stopped(attempt)
 
 
-@only_whole
+@pytest.mark.slow
 def test_after_all_faults_the_run_ends(interrupted: Story) -> None:
     run, answer = only_run(interrupted.folder), interrupted.attempts["newest damaged"].answer
     assert answer.code == 0, answer.said
@@ -232,7 +232,7 @@ def test_after_all_faults_the_run_ends(interrupted: Story) -> None:
     assert (run / "export" / "model.safetensors").is_file() and (run / "report.html").is_file()
 
 
-@only_whole
+@pytest.mark.slow
 def test_without_an_intact_checkpoint_nothing_is_deleted_or_restarted(halted: Path) -> None:
     run = only_run(halted)
     for commit in run.glob("checkpoints/*/COMMIT"):
@@ -248,7 +248,7 @@ def test_without_an_intact_checkpoint_nothing_is_deleted_or_restarted(halted: Pa
     assert {path: path.stat().st_mtime_ns for path in set(run.glob("checkpoints/*/*")) - notes} == before
 
 
-@only_whole
+@pytest.mark.slow
 def test_fresh_starts_another_run_and_sigterm_stops_it_as_ctrl_c_does(halted: Path) -> None:
     old = only_run(halted)
     steps = logged_steps(old)
@@ -266,7 +266,7 @@ def test_fresh_starts_another_run_and_sigterm_stops_it_as_ctrl_c_does(halted: Pa
     stopped(Attempt(answer, [], None, 0, committed_steps(run)[-1]))
 
 
-@only_whole  # the short form, without the pipeline: tests/integration/trainer/monitoring/test_not_finite.py
+@pytest.mark.slow  # the short form, without the pipeline: tests/integration/trainer/monitoring/test_not_finite.py
 def test_a_loss_that_is_not_a_number_ends_training_with_the_samples_that_it_came_from(halted: Path) -> None:
     refused(
         vlmpipe(halted, "run", RUN_FILE, "train.optimizer.learning_rate=1e30", "cluster.replica_count=1"),
@@ -276,7 +276,7 @@ def test_a_loss_that_is_not_a_number_ends_training_with_the_samples_that_it_came
     )
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["preparing", "training"])
 def test_a_full_disk_is_reported(stories: dict[str, Story], name: str) -> None:
     refused(
@@ -289,7 +289,7 @@ def test_a_full_disk_is_reported(stories: dict[str, Story], name: str) -> None:
     )
 
 
-@only_whole
+@pytest.mark.slow
 def test_with_room_on_the_disk_the_same_command_completes_the_run(stories: dict[str, Story]) -> None:
     story = stories["full disk"]
     assert story.attempts["room"].answer.code == 0, story.attempts["room"].answer.said

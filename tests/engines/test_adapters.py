@@ -25,7 +25,6 @@ from tests.support.engines.comparison import Comparison, compare
 from tests.support.engines.trained_runs import SETTINGS, trained_runs, write_pictures
 from tests.support.engines.vllm_server import ENVIRONMENT, NEWEST, START_PROGRAM, needs_vllm, running_vllm
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from tests.support.trainer.runs import make_run, run_ranks, train_runs
 from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.config.serving_container import arguments_of
@@ -35,7 +34,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.storage import gcs, open_storage
 from vlmpipe.trainer.storage.export_manifest import MARKER
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(7200), only_whole, needs_vllm]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(7200), pytest.mark.slow, needs_vllm]
 
 ALL = os.environ.get("VLMPIPE_ENGINES") == "all"
 FAMILIES = ("qwen2_5_vl", "smolvlm") if ALL else ("qwen2_5_vl",)

@@ -17,12 +17,11 @@ from tests.support.engines.chat_contract import FOUND, RECORD, answers_of
 from tests.support.engines.comparison import compare
 from tests.support.engines.trained_runs import NATIVE, PUBLISHED, trained_runs
 from tests.support.engines.vllm_server import RELEASES, needs_vllm, vllm_of
-from tests.support.short_form import only_whole
 from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.storage import open_storage
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(7200), only_whole, needs_vllm]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(7200), pytest.mark.slow, needs_vllm]
 
 ALL = os.environ.get("VLMPIPE_ENGINES") == "all"
 SHORT = ("llava", "vllm-032")

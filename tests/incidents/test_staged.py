@@ -8,7 +8,7 @@ from tests.incidents.staged import INCIDENTS
 from tests.incidents.table import staged
 from tests.support.short_form import WHOLE
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 QUICK = ("records are not those of any known format",)
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from tests.support.environments import linked_environment
 from tests.support.paths import ROOT
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import chosen
 from tests.support.wheel import START, build_wheel, python_with, shared_install
 from vlmpipe.trainer.errors import ExitCode
 
@@ -93,7 +93,7 @@ def test_the_bare_package_is_imported_and_its_api_names_the_extra(
     assert last in answer.stderr and answer.stderr.endswith("pip install 'vlmpipe[pipelines]'\n")
 
 
-@only_whole
+@pytest.mark.slow
 def test_the_commands_that_need_one_extra_work_with_it_alone(
     environment: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -103,7 +103,7 @@ def test_the_commands_that_need_one_extra_work_with_it_alone(
         assert answer.returncode == 0, command + answer.stdout + answer.stderr
 
 
-@only_whole
+@pytest.mark.slow
 def test_pip_installs_the_wheel_into_an_empty_environment(tmp_path: Path) -> None:
     """With what pip resolves from its index today; the other tests link the packages of this environment."""
     built = build_wheel(tmp_path)

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from tests.support.trainer.runs import losses, make_run
 from vlmpipe.trainer.hooks.table import FEATURES
 
@@ -83,7 +82,7 @@ def run_in(tree: Path, *arguments: str, **environment: str) -> str:
     return ended.stdout
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_trainer_without_a_feature_imports_trains_and_type_checks(
     without: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from tests.images.builder import require_tools
 from tests.images.pip_settings import pip_settings
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from vlmpipe.config.yaml_loader import parse_yaml
 from vlmpipe.pipelines.pin_images import IMAGES as FIELDS
 from vlmpipe.pipelines.pin_images import by_digest, pin
@@ -367,7 +366,7 @@ def test_image_test_names_all_packages_that_it_lacks(monkeypatch: pytest.MonkeyP
     assert caught.value.code == ExitCode.UNAVAILABLE
 
 
-@only_whole
+@pytest.mark.slow
 def test_both_images_are_built_as_they_ship_and_run(tmp_path: Path) -> None:
     try:
         require_tools()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.short_form import WHOLE, only_whole
+from tests.support.short_form import WHOLE
 from tests.support.wheel import FOLDERS, python_with, run_installed, shadowing_packages, shared_install
 
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -22,7 +22,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shared_install(tmp_path_factory)
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.e2e
 def test_the_python_how_to_runs_beside_folders_of_the_same_names(installed: Path, tmp_path: Path) -> None:
     """The page's code, block after block as in a notebook. In the short form all but the run itself, which the
@@ -56,7 +56,7 @@ print("checked: " + json.dumps([[answer.exit_code, answer.output] for answer in 
 """
 
 
-@only_whole
+@pytest.mark.slow
 def test_every_template_is_inside_and_valid(installed: Path, tmp_path: Path) -> None:
     """Checked by one process: a check builds the model, for which torch is imported."""
     files = [f"{template}.yaml" for template in ("digits", "llava", "qwen-vl", "vertex")]
@@ -99,7 +99,7 @@ print(vlmpipe.compile(config, target="local"))
 
 @pytest.mark.parametrize(
     "start",  # as a notebook starts: the test below
-    [pytest.param("command", marks=only_whole), pytest.param("script", marks=only_whole), "ours first"],
+    [pytest.param("command", marks=pytest.mark.slow), pytest.param("script", marks=pytest.mark.slow), "ours first"],
 )
 def test_a_user_s_trainer_and_our_api_work_in_one_process(installed: Path, tmp_path: Path, start: str) -> None:
     """Their own `trainer.task`, `pipelines.task` and `components.task`, in a folder from which plain Python starts."""

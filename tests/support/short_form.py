@@ -14,7 +14,6 @@ Value = TypeVar("Value")
 WHOLE = os.environ.get("VLMPIPE_TESTS") == "whole"
 # Times a limit: the long form also runs beside other work, as do programs that run tests (tests/numerics).
 PATIENCE = int(os.environ.get("VLMPIPE_TESTS_PATIENCE") or (10 if WHOLE else 1))
-only_whole = pytest.mark.skipif(not WHOLE, reason="make test-whole runs it")
 
 
 def chosen(cases: Mapping[str, Value], short: Callable[[str], bool]) -> dict[str, Value]:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.scale.checkpoint_ranks import KEEP, NODE_RANKS, PAGE, Simulation
-from tests.support.short_form import only_whole
 from vlmpipe.planner.cost.requests import KEPT_READS, MANIFEST_READS, RANK_FILES, SAVE_LISTS, SAVE_WRITES
 from vlmpipe.trainer.checkpoint.manifest import LEAST_BLOCK_BYTES, MAX_BLOCKS, MAX_SAVE_BLOCKS, block_bytes_of
 from vlmpipe.trainer.checkpoint.verified_files import total_bytes, union
@@ -18,7 +17,7 @@ SAVES = KEEP + 1
 SMALL_REQUESTS = 40  # of listing, COMMITs, notes and starts, whatever the number of ranks
 
 
-@pytest.fixture(scope="module", params=(8, 64, pytest.param(1024, marks=only_whole)))
+@pytest.fixture(scope="module", params=(8, 64, pytest.param(1024, marks=pytest.mark.slow)))
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulation]:
     with Simulation.of(tmp_path_factory.mktemp("ranks"), request.param, tensors=1) as run:
         for step in range(1, SAVES):

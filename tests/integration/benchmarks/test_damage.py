@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.checkpoint.damage import DAMAGES, FELL_BACK, LIBRARIES, REFUSED, SILENT, Library, deepspeed, ours, stock
-from tests.support.short_form import only_whole
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
@@ -17,6 +16,5 @@ def test_a_library_by_itself_and_under_our_protocol(library: Library, damage: st
 
 
 @pytest.mark.slow
-@only_whole
 def test_deepspeed_names_a_checkpoint_whose_save_was_cut_off() -> None:
     assert deepspeed() == {"a flipped bit": (SILENT, FELL_BACK), "a missing file": (REFUSED, FELL_BACK)}

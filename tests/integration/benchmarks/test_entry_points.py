@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 
-pytestmark = [only_whole, pytest.mark.slow]  # benchmarks are no laws: make test-whole runs them
+pytestmark = pytest.mark.slow  # benchmarks are no laws: make test-whole runs them
 
 IMAGES = "600 x 400 JPEG, 224 pixels"
 

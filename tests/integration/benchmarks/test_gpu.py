@@ -14,12 +14,12 @@ from benchmarks.gpu.speed import peak_flops
 from benchmarks.support.processes import call
 from benchmarks.support.tiny_run import TinyRun
 from tests.support.drivers.train_alone import MARK
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import chosen
 from tests.support.trainer.memory_cases import IN_8_BITS
 from tests.support.trainer.runs import run_ranks
 from vlmpipe.trainer.distributed.process import start_worker
 
-pytestmark = only_whole  # benchmarks are no laws: make test-whole runs them
+pytestmark = pytest.mark.slow  # benchmarks are no laws: make test-whole runs them
 
 RUNS = {name: name for name in (*ALONE, "zero2:optimizer", "zero3:optimizer")}
 TRIED = chosen(RUNS, lambda name: name in ("ddp", "fsdp", "zero3"))

@@ -14,14 +14,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoProcessor, AutoTokenizer, LlavaForConditionalGeneration
 
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.storage import open_storage
 
-pytestmark = [only_whole, pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 QUESTION = "What shape is in the image?"
 

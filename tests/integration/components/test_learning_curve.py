@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.short_form import only_whole
 from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.comparison.curve.write import write_curve
 from vlmpipe.components.runtime.parameters import compiled_settings
@@ -58,7 +57,7 @@ def opened(root: Path, job_name: str, shares: list[float], **changes: object) ->
     return found.run_uri, Sweep.read(open_storage(found.run_uri))
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_curve_of_three_points(root: Path) -> None:
     uri, _ = opened(root, "curve-1", [0.3, 0.6, 1.0])
     assert len(list((root / "prepared").iterdir())) == 1

@@ -16,7 +16,6 @@ from google.api_core.retry import Retry
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from tests.support.trainer.tiny_runs import TINY
 from vlmpipe.components.jobs.run_job import run_job
 from vlmpipe.config.run_config import RunConfig, load_run_file
@@ -146,7 +145,7 @@ print("said:", task.output)
 """
 
 
-@only_whole
+@pytest.mark.slow
 def test_the_example_trains_on_this_machine(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(TINY))
     (tmp_path / "locally.py").write_text(LOCALLY)

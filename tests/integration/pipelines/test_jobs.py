@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.support.data.prepared import without_signatures
-from tests.support.short_form import only_whole
 from tests.support.trainer.benchmark_files import write
 from tests.support.trainer.runs import encode_features, ends_of_ranks, make_run, metrics, run_ranks, summary, train_runs
 from vlmpipe.trainer.checkpoint.sync import sync_run
@@ -173,7 +172,7 @@ def test_the_export_has_the_validation_loss_that_training_had(job: JobConfig, re
     assert abs(result["loss"] - found["loss_of_export"]) > 1e-3, "one sequence is not all"
 
 
-@only_whole
+@pytest.mark.slow
 def test_an_export_of_other_weights_ends_the_evaluation(job: JobConfig, tmp_path: Path) -> None:
     """Whole files, with the names and shapes of the model: sync-checkpoint has nothing against them."""
     shutil.copytree(job.run.run_uri, tmp_path / "runs" / job.run.run_id)

@@ -24,7 +24,6 @@ from tests.fakes.steps import replace_steps
 from tests.support.data.prepared import conversation, job_config, png, run_prepare, write_json
 from tests.support.fork_server import python_with
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.config.run_settings import run_sha256
 from vlmpipe.pipelines.local_runner import print_put_back, run_local
@@ -144,7 +143,7 @@ def without_audit(config: RunConfig, ran: list[str]) -> list[str]:
     return ran
 
 
-@only_whole  # of steps that are no stand-ins: tests/e2e/test_quickstart.py; the audit and the order in the next test
+@pytest.mark.slow  # with steps that are no stand-ins: tests/e2e/test_quickstart.py; audit and order: the next test
 def test_missing_features_are_encoded_before_training_and_an_accepted_model_is_registered(
     config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch, receiver: Receiver
 ) -> None:
@@ -160,7 +159,7 @@ def test_missing_features_are_encoded_before_training_and_an_accepted_model_is_r
     assert Path(config.output.root_uri, "runs/r1/report.html").exists()
 
 
-@pytest.mark.parametrize("tasks", [pytest.param(0, marks=only_whole), 3])
+@pytest.mark.parametrize("tasks", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_data_tasks_come_between_their_plan_and_what_puts_them_together(
     tasks: int, config: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,9 +190,11 @@ def staged(tmp_path: Path) -> RunConfig:
     return load_run_file(ROOT / "configs/digits-stages.yaml", [f"output.root_uri={tmp_path / 'out'}"])
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("changes", [pytest.param([], id="same"), pytest.param(["train.seed=1"], marks=only_whole)])
+@pytest.mark.parametrize(
+    "changes", [pytest.param([], id="same"), pytest.param(["train.seed=1"], marks=pytest.mark.slow)]
+)
 def test_a_stage_begins_when_the_one_before_was_accepted_and_an_accepted_one_is_not_run_again(
     changes: list[str], staged: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,7 +213,7 @@ def test_a_stage_begins_when_the_one_before_was_accepted_and_an_accepted_one_is_
     assert (align.parents[1] / "steps/train.json").exists()
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_failing_stage_ends_the_run_with_its_exit_code(
     staged: RunConfig, trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,7 +235,7 @@ def test_a_failing_job_ends_the_run_with_its_exit_code_and_notify_still_runs(
     assert Path(config.output.root_uri, "runs/r1/report.html").exists()
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_receiver_that_is_down_never_changes_the_result(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, receiver: Receiver
 ) -> None:

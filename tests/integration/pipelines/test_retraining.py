@@ -14,7 +14,6 @@ import pytest
 from tests.support.data.chunks import fixed_tokenizer
 from tests.support.data.prepared import conversation, llava_folder, record, write_json
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from tests.support.trainer.runs import run_ranks, train_runs
 from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.components.runtime.step_logic import prepare_run
@@ -134,7 +133,6 @@ def carry_out_gate_alone(run_uri: str, **gate: Any) -> dict[str, Any]:
     return content(run_uri, "decision.json")
 
 
-@only_whole
 @pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.timeout(900)

@@ -19,7 +19,7 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 
 from tests.fakes.vertex.server import FakeVertex
 from tests.support.analysed_models import keep_analyses
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import chosen
 from tests.support.terminal import Terminal
 from tests.support.vertex.submit_runs import CONFIG, DEAR, MINE, RED, Submit, running_vertex, submitter
 from vlmpipe.cli.skill.effects import load_effects
@@ -187,7 +187,7 @@ def test_a_red_plan_is_sent_when_forced(vertex: FakeVertex, vlmpipe_submit: Subm
     assert (vlmpipe_submit("--force", plan=RED).code, len(vertex.jobs)) == (0, 1)
 
 
-@only_whole
+@pytest.mark.slow
 def test_the_planners_own_errors_send_nothing_and_force_does_not_help(
     vertex: FakeVertex, vlmpipe_submit: Submit
 ) -> None:
@@ -203,7 +203,7 @@ def test_the_planners_own_errors_send_nothing_and_force_does_not_help(
 TOO_MUCH_MEMORY = ("train.activation_checkpointing=none", "train.micro_batch_size=8", "train.global_batch_size=256")
 
 
-@only_whole
+@pytest.mark.slow
 def test_too_little_memory_sends_nothing_unless_forced(vertex: FakeVertex, vlmpipe_submit: Submit) -> None:
     answer = vlmpipe_submit(*TOO_MUCH_MEMORY, "--yes", plan=None)
     assert (answer.code, vertex.requests, "does not fit" in answer.err) == (64, [], True)

@@ -15,7 +15,6 @@ from google.cloud.aiplatform_v1 import types as api
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.pipelines.job_specs import CLUSTER
-from tests.support.short_form import only_whole
 from tests.support.trainer.tiny_runs import TINY, merged
 from tests.support.vertex.submit_runs import CHEAP, CONFIG, MINE, Submit
 from vlmpipe.components.runtime.step_logic import prepare_run
@@ -238,7 +237,7 @@ def test_data_that_is_not_prepared_and_features_that_are_not_encoded_are_said(
     assert JobConfig.pointers(job) == reused
 
 
-@only_whole
+@pytest.mark.slow
 def test_training_alone_takes_up_data_that_an_earlier_run_prepared(
     vertex: FakeVertex, bucket: FakeGcs, vlmpipe: Submit, tmp_path: Path
 ) -> None:

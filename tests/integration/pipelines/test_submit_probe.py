@@ -10,7 +10,6 @@ from google.cloud.aiplatform_v1 import types as api
 
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex
-from tests.support.short_form import only_whole
 from tests.support.vertex.real_jobs import run_jobs_for_real
 from tests.support.vertex.submit_runs import CONFIG, MINE, Submit
 from vlmpipe.planner.spending import probe as probe_planner
@@ -85,7 +84,7 @@ def test_a_machine_without_its_gpus_is_probed_to_the_end_and_says_what_would_fai
     assert rows["GPUs that compute"] == ["2", "0"] and float(rows["run's folder, read, GB/s"][1]) > 0
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_probe_on_cpus_measures_the_all_reduce_and_the_bucket(
     vertex: FakeVertex, bucket: FakeGcs, vlmpipe: Submit, tmp_path: Path, small: None
 ) -> None:

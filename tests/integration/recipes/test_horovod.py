@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 
 PROGRAM = ROOT / "tests/support/trainer/horovod_program.py"
 RECIPE, ENVIRONMENT = ROOT / "recipes/horovod", ROOT / "build/recipes/horovod"
@@ -21,7 +20,6 @@ SAMPLES, MICRO_BATCH, STEPS = 50, 4, 14
 SETTINGS = {"steps": STEPS, "micro_batch": MICRO_BATCH, "learning_rate": 0.005}
 
 pytestmark = [
-    only_whole,
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(not (ENVIRONMENT / ".installed").is_file(), reason="make recipe-horovod makes its environment"),

@@ -14,14 +14,12 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 
 RECIPE, ENVIRONMENT = ROOT / "recipes/megatron", ROOT / "build/recipes/megatron"
 BASE = ROOT / "build/recipes/tiny-qwen2-5-vl"
 STEPS = 4
 
 pytestmark = [
-    only_whole,
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(not (ENVIRONMENT / ".installed").is_file(), reason="make recipe-megatron makes its environment"),

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.short_form import only_whole
 from tests.support.trainer.server_groups import Group
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("kill", [(-1, -1), (1, 5)], ids=["straight", "a-worker-killed"])
 def test_synchronous_weights_equal_those_of_ddp(tmp_path: Path, kill: tuple[int, int]) -> None:
     expected, _ = Group(steps=12, ddp=True).run(tmp_path, "ddp")
@@ -20,7 +19,7 @@ def test_synchronous_weights_equal_those_of_ddp(tmp_path: Path, kill: tuple[int,
     assert all(torch.equal(weights[name], value) for name, value in expected.items())
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_slow_worker_is_never_further_behind_than_the_bound(tmp_path: Path) -> None:
     _, measured = Group(steps=20, staleness=3, slow=1, slow_s=0.2).run(tmp_path, "servers")
     assert measured["max_ahead"] == 3

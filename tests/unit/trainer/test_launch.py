@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import only_whole
 from vlmpipe.trainer import launch as launch_module
 from vlmpipe.trainer.distributed.cluster_env import LAUNCHED_VARIABLE
 from vlmpipe.trainer.errors import EXIT_FOLDER_VARIABLE, ExitCode, UserError
@@ -71,7 +70,7 @@ def test_ranks_that_torchrun_ends_hide_no_error(number: int, later_s: float, is_
         assert _exit_code(tmp_path, ended) == ExitCode.UNEXPECTED
 
 
-@only_whole
+@pytest.mark.slow
 def test_an_error_of_one_process_of_two_is_the_jobs(tmp_path: Path) -> None:
     (tmp_path / "tiny_job.py").write_text(LEAVE + "leave(1) if os.environ['RANK'] == '0' else signal.pause()\n")
     environment = {name: value for name, value in os.environ.items() if name not in ("CLUSTER_SPEC", "TF_CONFIG")}
@@ -151,7 +150,7 @@ def test_torchrun_leaves_processes_the_time_that_who_stops_them_gives(monkeypatc
     assert seen == [launch_module.SHUTDOWN_S]
 
 
-@only_whole
+@pytest.mark.slow
 def test_processes_that_save_for_35_seconds_after_a_stop_are_not_killed(tmp_path: Path) -> None:
     program = """
 import time

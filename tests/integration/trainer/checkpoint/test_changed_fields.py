@@ -14,7 +14,6 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
-from tests.support.short_form import only_whole
 from tests.support.trainer.runs import ends_of_ranks, losses, make_run, summary, train_runs
 from tests.support.trainer.tiny_runs import TINY, merged, strategy_changes
 from vlmpipe.trainer.checkpoint.resume_rules import SECTIONS, leaves, rules_by_field
@@ -134,7 +133,7 @@ def copied(root: Path, base: JobConfig, name: str, settings: dict[str, Any]) -> 
     return make_run(root, run_id, settings, features="off")
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("strategy", "precision"), BEGINNINGS)
 def test_each_field_is_refused_by_name_or_trained_with(strategy: str, precision: str, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import WHOLE, chosen, only_whole
+from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.equalities import RELATIVE
 from tests.support.trainer.numeric_equality import NORM
 from tests.support.trainer.runs import losses, make_run, metrics, summary, train_runs
@@ -89,7 +89,7 @@ def test_every_setting_of_an_update_is_among_the_changes() -> None:
     assert set(rule.fields) <= CHANGES.keys() | elsewhere.keys()
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("field", sorted(CHANGES.keys() - {"train.optimizer.reference_batch_size"}))
 def test_each_of_these_changes_alone_shows_in_the_losses(field: str, runs: Runs, tmp_path: Path) -> None:
     """Otherwise the test above could not fail."""

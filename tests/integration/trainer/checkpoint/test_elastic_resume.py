@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import chosen
 from tests.support.trainer.checkpoints import newest_good
 from tests.support.trainer.equalities import STEPS, STOP_STEP, trained_weights
 from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
@@ -135,7 +135,7 @@ def kept(root: Path) -> dict[tuple[str, str], tuple[JobConfig, JobConfig]]:
     return jobs
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("name", KEPT)
@@ -147,7 +147,7 @@ def test_zero_resumes_all_that_it_keeps_on_another_number_of_processes(
     require_equal_training(moved, still)
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_zero_begins_an_average_with_the_masters_that_other_ranks_saved(stage: str, precision: str, root: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.disk import SmallDisk, ext4_disk
-from tests.support.short_form import WHOLE, chosen, only_whole
+from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.runs import encode_features, ends_of_ranks, make_run
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ExitCode
@@ -52,7 +52,7 @@ def config_of(job: JobConfig) -> str:
     return f"{job.run.run_uri}/run.json"
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_full_disk_ends_all_ranks_with_an_error_and_frees_its_space(
     strategy: str, root: Path, disk: SmallDisk, tmp_path: Path

@@ -29,7 +29,7 @@ from transformers import (
 )
 from transformers.conversion_mapping import get_model_conversion_mapping
 
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import chosen
 from tests.support.trainer.checkpoints import newest_good
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.preloaded import REPOSITORY
@@ -307,7 +307,7 @@ def test_weights_taken_from_their_source_one_by_one_are_those_of_the_whole_model
     assert_equal(tensors_of(tmp_path / "ours"), tensors_of(tmp_path / "theirs"))
 
 
-@only_whole
+@pytest.mark.slow
 def test_export_memory_is_that_of_a_shard(tmp_path: Path) -> None:
     """Measured as the process's own peak, beside that of the whole model in the same process."""
     wide = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 10, "num_attention_heads": 8}

@@ -20,7 +20,6 @@ from tests.support.hf.kinds import INSTALLED, KINDS
 from tests.support.hf.publish import model_section, publish, tokenizer_of
 from tests.support.hf.published_names import TABLE, in_other_transformers, saved_by
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from tests.support.trainer import tiny_native
 from tests.support.trainer.tiny_runs import TINY
 from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
@@ -106,7 +105,7 @@ def question(images: Any, tokenizer: Any, around: tuple[str, str], *, with_image
     return {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids), **own, **images.types(input_ids)}
 
 
-@only_whole
+@pytest.mark.slow
 @needs_older
 def test_it_finds_every_weight_and_computes_the_same(tmp_path: Path) -> None:
     folders = [export(name, tmp_path) for name in KNOWN] + [native_export(name, tmp_path) for name in NATIVE]
@@ -148,7 +147,7 @@ def adapter_export(model_type: str, root: Path) -> Path:
     return folder
 
 
-@only_whole
+@pytest.mark.slow
 @needs_older
 def test_peft_applies_adapters_there_as_here(tmp_path: Path) -> None:
     """Also in vision encoders, whose modules have other names there: PEFT passes over names that it does not find."""
@@ -160,7 +159,7 @@ def test_peft_applies_adapters_there_as_here(tmp_path: Path) -> None:
     assert len(found) >= 14
 
 
-@only_whole
+@pytest.mark.slow
 @needs_older
 def test_the_table_of_published_names_is_what_it_saves() -> None:
     saved = saved_by(OLDER)

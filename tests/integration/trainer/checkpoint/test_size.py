@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import chosen
 from tests.support.trainer.runs import encode_features, make_run, run_ranks
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.sizing.checkpoint_size import checkpoint_bytes
@@ -51,7 +51,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     return made
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRIED)
 def test_checkpoint_size_matches_the_estimate(name: str, runs: dict[str, JobConfig]) -> None:
     job = runs[name]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.drivers.late_write import MARK
-from tests.support.short_form import WHOLE, chosen, only_whole
+from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.runs import run_ranks
 
 PLAIN = ("ddp", "zero1", "zero2", "zero3", "fsdp") if WHOLE else ("zero2", "fsdp")
@@ -33,7 +33,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list
     return dict(json.loads(line.removeprefix(MARK)))
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS)
 def test_late_writes_contain_the_snapshots_state(run: str, losses: dict[str, dict[str, list[float]]]) -> None:
     """Bit for bit, with the buffers of an earlier snapshot used again."""
@@ -42,7 +42,7 @@ def test_late_writes_contain_the_snapshots_state(run: str, losses: dict[str, dic
     assert len(set(went_on)) == len(went_on), "training must have changed the weights"
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "offload"), OFFLOADED.items())
 def test_offloading_changes_no_loss(strategy: str, offload: str, losses: dict[str, dict[str, list[float]]]) -> None:
     assert losses[f"{strategy}:{offload}"]["went on"] == pytest.approx(losses[strategy]["went on"], rel=1e-5)

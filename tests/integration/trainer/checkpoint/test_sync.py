@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from tests.fakes.gcs.server import FakeGcs, Fault
-from tests.support.short_form import only_whole
 from tests.support.trainer.preloaded import REPOSITORY
 from tests.support.trainer.runs import make_run, train_runs
 from vlmpipe.components.sync_checkpoint import sync_checkpoint
@@ -197,7 +196,7 @@ def test_a_mirror_in_the_cloud_survives_a_bad_network(
     assert not [request for request in gcs_server.requests[before:] if request.startswith(("POST", "PUT", "DELETE"))]
 
 
-@only_whole
+@pytest.mark.slow
 def test_mirroring_killed_at_any_point_can_be_repeated(job: JobConfig, tmp_path: Path) -> None:
     """`VLMPIPE_SYNC_POINTS=0` kills at every single change."""
     command = [sys.executable, "-m", "tests.support.drivers.sync_and_kill", "--config", f"{job.run.run_uri}/run.json"]

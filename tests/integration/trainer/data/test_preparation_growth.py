@@ -16,7 +16,6 @@ import pytest
 
 from tests.support.data.chunks import fixed_tokenizer, progress_of
 from tests.support.data.prepared import conversation, job_config
-from tests.support.short_form import only_whole
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare.pipeline import plan_chunks, prepare, prepare_share
 
@@ -58,8 +57,8 @@ def many_turns(folder: Path, count: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param(many_chunks, marks=only_whole),
-        pytest.param(many_shards, marks=only_whole),
+        pytest.param(many_chunks, marks=pytest.mark.slow),
+        pytest.param(many_shards, marks=pytest.mark.slow),
         many_sources,
         many_turns,
     ],

@@ -13,7 +13,6 @@ from tests.fakes.gcs.server import FakeGcs
 from tests.support.data.chunks import CHUNK, RECORDS, ChunkedSet, fixed_tokenizer, progress_of
 from tests.support.data.formats import Captioned, captioned, write_parquet, write_tars
 from tests.support.data.prepared import job_config, png, prepared_files, record, run_prepare
-from tests.support.short_form import only_whole
 from vlmpipe.trainer.data.prepare.pipeline import plan_chunks, prepare_share
 from vlmpipe.trainer.data.shards.disk_cache import CACHE_FOLDER, GIB
 from vlmpipe.trainer.data.sources.file_patterns import SHARE_OF_CACHE, SourceFiles
@@ -81,7 +80,7 @@ def test_unchanged_objects_of_a_bucket_are_not_read(data: ChunkedSet, bucket: Fa
     assert same == {n: b for n, b in after.items() if n != "DONE"}
 
 
-@pytest.mark.parametrize("write", [write_tars, pytest.param(write_parquet, marks=only_whole)])
+@pytest.mark.parametrize("write", [write_tars, pytest.param(write_parquet, marks=pytest.mark.slow)])
 def test_a_task_fetches_only_the_files_that_hold_its_chunks(
     write: Callable[[Path, Sequence[Captioned], int], str],
     memory: Path,

@@ -14,7 +14,6 @@ import pytest
 from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.support.data.bucket_shards import EPOCHS, SHUFFLE_SHARDS, BucketShards
 from tests.support.gcs import QUICK_RETRY
-from tests.support.short_form import only_whole
 from tests.support.trainer.runs import encode_features, losses, make_run, train_runs
 from vlmpipe.trainer.data.shards.disk_cache import files_in
 from vlmpipe.trainer.errors import DataError, ExitCode, UserError
@@ -70,7 +69,7 @@ def test_unresponsive_bucket_is_reported(data: BucketShards) -> None:
     assert caught.value.code == ExitCode.UNAVAILABLE
 
 
-@only_whole
+@pytest.mark.slow
 def test_two_processes_train_from_a_bucket_as_from_a_folder(
     tmp_path: Path, gcs_server: FakeGcs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

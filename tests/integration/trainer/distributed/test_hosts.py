@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from tests.images.hosts import HOSTS, kill_all, known_names, shape, two_hosts
-from tests.support.short_form import only_whole
 from tests.support.trainer.runs import make_run, metrics
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.collectives import CPU_SIZES_BYTES, FILE
@@ -90,7 +89,7 @@ def _replica(host: str, job: JobConfig, cluster: dict[str, Any], pool: str) -> s
     )
 
 
-@only_whole
+@pytest.mark.slow
 def test_slow_link_is_measured_and_changes_only_the_time(tmp_path: Path) -> None:
     if why := _why_not():
         pytest.skip(why)
@@ -108,7 +107,7 @@ def test_slow_link_is_measured_and_changes_only_the_time(tmp_path: Path) -> None
         assert unshaped[collective] > 2 * measured[collective]
 
 
-@only_whole
+@pytest.mark.slow
 def test_late_chief_with_a_late_host_name_is_awaited(tmp_path: Path) -> None:
     if why := _why_not():
         pytest.skip(why)
@@ -129,7 +128,7 @@ def test_late_chief_with_a_late_host_name_is_awaited(tmp_path: Path) -> None:
     assert [line["loss"] for line in metrics(late)] == [line["loss"] for line in metrics(straight)]
 
 
-@only_whole
+@pytest.mark.slow
 def test_lost_host_ends_the_job_and_the_next_start_resumes(tmp_path: Path) -> None:
     if why := _why_not():
         pytest.skip(why)

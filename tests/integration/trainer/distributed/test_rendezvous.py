@@ -16,7 +16,6 @@ import pytest
 import torch.distributed as dist
 
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from vlmpipe.trainer.distributed.cluster_env import Cluster
 from vlmpipe.trainer.distributed.rendezvous import TIMEOUT_VARIABLE, meet, rendezvous_timeout_s
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
@@ -221,7 +220,7 @@ def launch(cluster: Cluster) -> Iterator[Launch]:
         process.communicate()
 
 
-@only_whole  # tests/e2e/test_quickstart.py trains on two nodes, a launcher each
+@pytest.mark.slow  # tests/e2e/test_quickstart.py trains on two nodes, a launcher each
 def test_launchers_meet_and_torchrun_takes_over_the_port(launch: Launch) -> None:
     late = launch("workerpool1")
     chief = launch("workerpool0")
@@ -230,7 +229,7 @@ def test_launchers_meet_and_torchrun_takes_over_the_port(launch: Launch) -> None
     assert "sum of ranks: 1" in said[0]
 
 
-@only_whole  # how a cluster is read from them: tests/unit/trainer/distributed/test_cluster_env.py
+@pytest.mark.slow  # how a cluster is read from them: tests/unit/trainer/distributed/test_cluster_env.py
 def test_launchers_meet_by_the_variables_of_kubeflow(launch: Launch) -> None:
     nodes = [launch("", PET_NNODES="2", PET_NPROC_PER_NODE="auto", PET_NODE_RANK=rank) for rank in "01"]
     said = [process.communicate(timeout=60)[0] for process in nodes]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from tests.support.short_form import only_whole
+import pytest
+
 from tests.support.trainer.runs import ends_of_ranks
 from vlmpipe.trainer.errors import ExitCode
 
 
-@only_whole
+@pytest.mark.slow
 def test_the_other_node_ends_and_names_the_one_that_is_gone() -> None:
     codes, said = ends_of_ranks("tests.support.drivers.vanish", [], processes=1, nodes=2, timeout_s=60)
     assert codes[0] == ExitCode.UNEXPECTED, said

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import only_whole
 from tests.support.trainer.runs import ends_of_ranks, make_run, metrics, summary, train_runs
 from vlmpipe.trainer.checkpoint.attempts import step_of
 from vlmpipe.trainer.checkpoint.commit import committed
@@ -49,7 +48,7 @@ def require_ended(job: JobConfig) -> None:
     assert described["step"] == BEST and described["checkpoint"] == written["best_checkpoint"]
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "nth"), KILLED.values(), ids=KILLED)
 def test_a_killed_run_ends_where_it_would_have(strategy: str, nth: int, tmp_path: Path) -> None:
     job = make_run(tmp_path, "killed", RUN | {"train.strategy": strategy}, features="off")
@@ -69,14 +68,14 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     return jobs
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_layout_decides_the_same(name: str, straight: dict[str, JobConfig]) -> None:
     require_ended(straight[name])
     assert values(straight[name]) == pytest.approx(values(straight["ddp on one"]), rel=5e-3)  # the high rate adds up
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize("point", ["before COMMIT", "after COMMIT"])
 def test_a_run_killed_while_it_saves_has_the_values_of_one_that_was_not(
@@ -94,7 +93,7 @@ def test_a_run_killed_while_it_saves_has_the_values_of_one_that_was_not(
     assert values(job) == values(straight[f"{strategy} on two"])
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_run_that_ended_early_makes_no_step_again(straight: dict[str, JobConfig]) -> None:
     job = straight["ddp on two"]
     before = metrics(job)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import chosen
 from tests.support.trainer.runs import ends_of_ranks, losses, make_run, metrics, train_runs
 from vlmpipe.trainer.checkpoint.attempts import step_of
 from vlmpipe.trainer.checkpoint.commit import committed
@@ -58,7 +58,7 @@ def test_a_validation_that_ends_badly_is_taken_again_and_loses_no_step(case: str
     assert losses(job) == pytest.approx(losses(whole), rel=1e-5)
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", [[], ["--on-rank", "1"]], ids=["all ranks", "a rank that uploads nothing"])
 def test_an_upload_under_way_is_finished_before_an_error_ends_the_job(failing: list[str], tmp_path: Path) -> None:
     changes = RUN | HALFWAY_TOO | {"checkpoint.async_save": True}

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import only_whole
 from tests.support.trainer.external_runs import ExternalRun, external_run
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 from vlmpipe.platforms.local.jobs.job import run_job
@@ -66,7 +65,7 @@ def test_each_nodes_part_of_a_checkpoint_is_committed(tmp_path: Path) -> None:
     assert "DeepSpeed's shards of 2 processes, and this start has 1" in text
 
 
-@only_whole
+@pytest.mark.slow
 def test_every_node_resumes_with_the_parts_of_all(tmp_path: Path) -> None:
     run = two_nodes(tmp_path)
     train(run)

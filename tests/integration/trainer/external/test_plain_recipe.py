@@ -14,7 +14,6 @@ import pytest
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from tests.support.trainer.external_runs import ExternalRun, lose_machine, wait_for_step
 from vlmpipe.components.runtime.resolve import open_run_folder
 from vlmpipe.components.runtime.step_logic import prepare_run, sync_model
@@ -50,7 +49,7 @@ def finished(run: ExternalRun) -> str:
     return text
 
 
-@only_whole
+@pytest.mark.slow
 def test_two_nodes_train_by_one_torchrun_each_and_the_export_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,7 +74,7 @@ def test_two_nodes_train_by_one_torchrun_each_and_the_export_is_loaded(
     assert sync_model(run.job)["reused"]
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [0, 3], ids=["stopped", "killed at random"])
 def test_interrupted_and_resumed_it_ends_with_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int

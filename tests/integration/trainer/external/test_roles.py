@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.support.short_form import only_whole
+import pytest
+
 from tests.support.trainer.external_runs import external_run
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 from vlmpipe.platforms.local.jobs.job import run_job
@@ -24,7 +25,7 @@ if role.startswith("chief"):
 """
 
 
-@only_whole
+@pytest.mark.slow
 def test_every_role_starts_with_its_own_tf_config_and_the_chief_ends_the_job(tmp_path: Path) -> None:
     script, seen = tmp_path / "program.py", tmp_path / "seen"
     script.write_text(PROGRAM)

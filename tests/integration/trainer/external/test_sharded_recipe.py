@@ -12,7 +12,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from tests.support.trainer.external_runs import ExternalRun, lose_machine, wait_for_step
 from vlmpipe.components.runtime.resolve import open_run_folder
 from vlmpipe.components.runtime.step_logic import prepare_run, sync_model
@@ -54,7 +53,7 @@ def finish(run: ExternalRun, processes: int = 2, code: int = 0) -> str:
     return text
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["zero2", "fsdp2"])
 def test_killed_stopped_and_resumed_it_ends_with_the_weights_of_an_uninterrupted_run(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from vlmpipe.components.runtime.resolve import open_run_folder
 from vlmpipe.components.runtime.step_logic import prepare_run
 from vlmpipe.config.run_config import load_run_file
@@ -30,7 +29,6 @@ STEPS = 6
 SIX_DIGITS = 1e-6
 
 pytestmark = [
-    only_whole,
     pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(

@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText
 
-from tests.support.short_form import only_whole
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import losses, make_run, run_ranks, train_runs
 from vlmpipe.registry.folder import Candidate, FolderRegistry
@@ -67,7 +66,7 @@ def evaluated(job: JobConfig) -> tuple[list[dict[str, Any]], float]:
     return answers, json.loads(store.read("evaluate.json"))["loss"]
 
 
-@only_whole
+@pytest.mark.slow
 def test_an_adapter_is_evaluated_as_the_merged_model_of_its_checkpoint(runs: dict[str, JobConfig]) -> None:
     job = runs["adapter"]
     folder = Path(job.run.run_uri, "export")
@@ -86,7 +85,7 @@ def test_an_adapter_is_evaluated_as_the_merged_model_of_its_checkpoint(runs: dic
     assert [one["prediction"] for one in answers] == [one["prediction"] for one in merged_answers]
 
 
-@only_whole
+@pytest.mark.slow
 def test_peft_loads_the_adapter_of_a_4_bit_base_onto_the_base_itself(runs: dict[str, JobConfig]) -> None:
     """With what was trained, and the base's own weights under it; the run's evaluation measures that model."""
     from peft import PeftModel
@@ -108,7 +107,7 @@ def test_peft_loads_the_adapter_of_a_4_bit_base_onto_the_base_itself(runs: dict[
     assert evaluated(job)[1] > 0
 
 
-@only_whole
+@pytest.mark.slow
 def test_two_adapters_of_one_base_in_the_registry_are_loaded_together(
     runs: dict[str, JobConfig], tmp_path: Path
 ) -> None:
@@ -138,7 +137,7 @@ def test_two_adapters_of_one_base_in_the_registry_are_loaded_together(
     assert not torch.equal(*alone) and not any(torch.equal(plain, one) for one in alone)
 
 
-@only_whole
+@pytest.mark.slow
 def test_training_starts_from_an_adapter_under_every_way_to_build_a_model(runs: dict[str, JobConfig]) -> None:
     """ddp builds the model whole, fsdp without its weights."""
     job = runs["fsdp"]
@@ -149,7 +148,7 @@ def test_training_starts_from_an_adapter_under_every_way_to_build_a_model(runs: 
         assert torch.equal(built.get_parameter(name), weight), name
 
 
-@only_whole
+@pytest.mark.slow
 def test_the_model_card_names_the_base_and_its_code_answers(runs: dict[str, JobConfig], tmp_path: Path) -> None:
     job = runs["adapter"]
     card = model_card(job, Evaluation(), Summary(), model="digits")

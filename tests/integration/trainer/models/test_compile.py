@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.short_form import only_whole
 from tests.support.trainer.runs import losses, make_run, metrics, run_ranks
 
 RELATIVE = 1e-4  # fused kernels round elsewhere
 STRATEGIES = ("ddp", "fsdp")
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_fused_kernels_train_as_eager_operations_do_on_every_rank(
     strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from tests.support.hf.publish import model_section, publish
-from tests.support.short_form import only_whole
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.native_models import write_data
 from tests.support.trainer.runs import losses, make_run, summary, train_runs
@@ -19,7 +18,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.models.layers.freeze import is_adapter
 from vlmpipe.trainer.storage import open_storage
 
-pytestmark = only_whole
+pytestmark = pytest.mark.slow
 
 RELATIVE = 1e-5
 STOP_STEP = 2

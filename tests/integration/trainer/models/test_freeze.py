@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import chosen
 from tests.support.trainer.adapters import built_model
 from tests.support.trainer.equalities import RELATIVE, RELATIVE_BF16, trained_weights
 from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
@@ -104,7 +104,7 @@ def _train(jobs: Sequence[JobConfig], *, processes: int, nodes: int = 1) -> None
         run_ranks("tests.support.drivers.train_frozen", arguments, processes=processes, nodes=nodes)
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "choice"), CASES.values(), ids=CASES)
 def test_any_trained_subset_equals_one_process(strategy: str, choice: str, runs: dict[str, JobConfig]) -> None:
     job, reference = (runs[f"{name} {choice}"] for name in (strategy, "one"))
@@ -112,7 +112,7 @@ def test_any_trained_subset_equals_one_process(strategy: str, choice: str, runs:
     require_equal_training(job, reference)
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "choice"), CASES.values(), ids=CASES)
 def test_a_checkpoint_holds_the_trained_subset_and_all_of_it_changed(
     strategy: str, choice: str, runs: dict[str, JobConfig]
@@ -124,7 +124,7 @@ def test_a_checkpoint_holds_the_trained_subset_and_all_of_it_changed(
     assert not any(built.get_parameter(name).equal(weight) for name, weight in weights.items())
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", RESUMED)
 def test_resumed_equals_uninterrupted_bit_for_bit(strategy: str, runs: dict[str, JobConfig]) -> None:
     resumed, straight = runs[f"{strategy} resumed"], runs[f"{strategy} frozen in front"]
@@ -132,7 +132,7 @@ def test_resumed_equals_uninterrupted_bit_for_bit(strategy: str, runs: dict[str,
     assert losses(resumed) == losses(straight)
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", IN_BF16)
 def test_fsdp_computes_a_partly_frozen_layer_in_one_dtype(choice: str, runs: dict[str, JobConfig]) -> None:
     """What FSDP does not slice it does not cast: a product of both types would fail, or run in fp32."""
@@ -141,7 +141,7 @@ def test_fsdp_computes_a_partly_frozen_layer_in_one_dtype(choice: str, runs: dic
     assert found != pytest.approx(plain, rel=RELATIVE)
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", CHOICES)
 def test_frozen_weights_are_exported_unchanged(choice: str, runs: dict[str, JobConfig]) -> None:
     job = runs[f"fsdp {choice}"]
@@ -152,14 +152,14 @@ def test_frozen_weights_are_exported_unchanged(choice: str, runs: dict[str, JobC
         assert exported.get_parameter(name).equal(trained.get(name, weight)), name
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_run_is_not_resumed_with_other_patterns(runs: dict[str, JobConfig]) -> None:
     """What is trained is part of the model section, which a checkpoint names."""
     one, other = (model_sha256(runs[f"one {choice}"]) for choice in ("frozen in front", "trained at the end"))
     assert one != other
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_partly_trained_tower_is_refused_with_cached_features(runs: dict[str, JobConfig], tmp_path: Path) -> None:
     """Before training, and in words: the tower would not be there."""
     changes = {**CHOICES["tower thawed in part"].changes, "features.cache": "on"}

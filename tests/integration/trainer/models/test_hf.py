@@ -19,7 +19,7 @@ from tests.support.hf.published import config_of
 from tests.support.hf.refused import REFUSED, refusal
 from tests.support.hf.samples import RELATIVE, SAMPLES, gradients_of, ids_of, inputs_of
 from tests.support.paths import ROOT
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import chosen
 from tests.support.trainer.native_models import picture
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.chat.make import make_chat
@@ -215,7 +215,7 @@ def test_training_on_stored_features_equals_training_on_images(
         torch.testing.assert_close(found[name], gradient, rtol=RELATIVE, atol=RELATIVE * largest, msg=name)
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_type_with_weights_that_learn_otherwise_is_trained_with_these_frozen(tmp_path: Path) -> None:
     """As the refusal advises."""
     error = refusal("glm5_next", tmp_path)

@@ -12,7 +12,7 @@ from transformers import AutoModelForImageTextToText
 
 from tests.support.hf.publish import model_section
 from tests.support.hf.published import config_of
-from tests.support.short_form import WHOLE, only_whole
+from tests.support.short_form import WHOLE
 from tests.support.trainer.native_models import write_data
 from tests.support.trainer.runs import encode_features, losses, make_run, run_ranks, summary, train_runs
 from vlmpipe.trainer.checkpoint.sync import sync_run
@@ -118,7 +118,7 @@ def test_every_strategy_equals_one_process(runs: Mapping[str, JobConfig]) -> Non
         assert losses(runs[name]) == pytest.approx(expected, rel=RELATIVE), name
 
 
-@only_whole
+@pytest.mark.slow
 def test_adapters_and_a_trained_tower_equal_one_process(runs: Mapping[str, JobConfig]) -> None:
     for name, reference in {
         "lora": "adapted",
@@ -143,7 +143,7 @@ def test_packed_equals_unpacked(runs: Mapping[str, JobConfig]) -> None:
     assert losses(runs["packed"]) == pytest.approx(losses(runs["unpacked"]), rel=RELATIVE)
 
 
-@only_whole  # places in the data of native models, which are read alike: test_native_models.py
+@pytest.mark.slow  # places in the data of native models, which are read alike: test_native_models.py
 def test_resumed_equals_uninterrupted(runs: Mapping[str, JobConfig]) -> None:
     assert summary(runs["resumed"])["resumed_from_step"] == STOP_STEP
     assert losses(runs["resumed"]) == losses(runs["fsdp"])

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from tests.fakes.gcs.server import FakeGcs
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import chosen
 from tests.support.trainer.published_llava import (
     NUM_SHARDS,
     PUBLISHED,
@@ -258,7 +258,7 @@ def loss_of_first_step(job: JobConfig, export: str) -> float:
         return float(module(**batch.to(torch.device("cpu")))) / len(batch.label_ids)
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_second_stage_starts_where_the_export_of_the_first_is(stage_one: JobConfig) -> None:
     export = f"{stage_one.run.run_uri}/export"
     settings = {"pretrained": {"weights": export}, "tokenizer": export, "image_size": 32, "freeze": []}
@@ -296,7 +296,7 @@ def test_a_run_from_a_bucket_is_that_from_a_folder_and_reads_each_file_once(
     assert losses(bucket) == losses(local)
 
 
-@only_whole
+@pytest.mark.slow
 def test_every_strategy_starts_from_a_published_layout(published: Path, tmp_path: Path) -> None:
     """As one process does; the first two losses, so that what was read is also trained."""
     folder = with_processor(published, tmp_path / "llava")

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors.torch import load_file
 from transformers import (
     CLIPVisionConfig,
@@ -16,7 +17,7 @@ from transformers import (
 )
 
 from tests.support.drivers.weigh_start import MARK
-from tests.support.short_form import WHOLE, chosen, only_whole
+from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.published_llava import START, whole_of, with_processor, write_published
 from tests.support.trainer.runs import make_run, run_ranks
 from tests.support.trainer.tiny_runs import strategy_changes
@@ -38,7 +39,7 @@ def drop_cached_pages(files: list[Path]) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_start_reads_each_byte_once_and_holds_one_file_more_than_the_strategy(tmp_path: Path) -> None:
     """A rank reads each weight that it trains once, and frozen ones again for their digest; ranks of one machine read
     each byte of its disk once together. zero2, whose DeepSpeed copies the whole model, shows that the measure sees."""

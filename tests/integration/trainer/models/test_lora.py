@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText, Qwen2Config, Qwen2ForCausalLM
 
-from tests.support.short_form import WHOLE, chosen, only_whole
+from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.adapters import built_model
 from tests.support.trainer.checkpoints import newest_good
 from tests.support.trainer.equalities import RELATIVE, RELATIVE_BF16, begin_in_the_middle, trained_weights
@@ -199,7 +199,7 @@ def test_a_checkpoint_holds_adapters_and_projector_and_nothing_else(strategy: st
     assert not any(built.get_parameter(name).equal(weight) for name, weight in weights.items()), "all of it learns"
 
 
-@only_whole
+@pytest.mark.slow
 def test_rows_of_tokens_learn_beside_adapters(runs: dict[str, JobConfig]) -> None:
     job = runs["fsdp rows"]
     weights, built = trained_weights(job), built_model(job)

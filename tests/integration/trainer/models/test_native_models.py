@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
 
-from tests.support.short_form import WHOLE, only_whole
+from tests.support.short_form import WHOLE
 from tests.support.trainer.equalities import TOWER_RECOMPUTED, TOWER_TRAINED, begin_in_the_middle
 from tests.support.trainer.native_models import SIZES, picture, write_data
 from tests.support.trainer.native_sequences import (
@@ -261,14 +261,14 @@ def test_a_trained_tower_equals_one_process(runs: dict[str, JobConfig]) -> None:
         require_equal_training(runs[name], runs["reference-tower"])
 
 
-@only_whole
+@pytest.mark.slow
 def test_adapters_equal_one_process(runs: dict[str, JobConfig]) -> None:
     expected = losses(runs["reference-adapters"])
     assert expected[2:] != pytest.approx(losses(runs["reference"])[2:], rel=RELATIVE)
     require_equal_training(runs["adapters"], runs["reference-adapters"])
 
 
-@only_whole
+@pytest.mark.slow
 def test_bf16_stays_close_to_fp32(runs: dict[str, JobConfig]) -> None:
     assert losses(runs["bf16"]) == pytest.approx(losses(runs["reference"]), rel=5e-3)
 

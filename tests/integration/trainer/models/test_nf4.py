@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import chosen
 from tests.support.trainer.equalities import trained_weights
 from tests.support.trainer.runs import losses, make_run, summary, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
@@ -72,7 +72,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, bases: dict[str, Path]) -> di
     return {**one, **two, **resumed}
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["", " bf16"])
 def test_a_quantized_base_trains_as_its_dequantized_weights_do(precision: str, runs: dict[str, JobConfig]) -> None:
     """Bit for bit, losses and adapters."""
@@ -83,13 +83,13 @@ def test_a_quantized_base_trains_as_its_dequantized_weights_do(precision: str, r
     assert all(torch.equal(weights[name], tensor) for name, tensor in expected_weights.items())
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("recomputation", RECOMPUTING)
 def test_activation_checkpointing_changes_no_number(recomputation: str, runs: dict[str, JobConfig]) -> None:
     assert losses(runs[recomputation]) == pytest.approx(losses(runs["quantized"]), rel=RELATIVE)
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_two_processes_equal_one_and_resume_exactly(strategy: str, runs: dict[str, JobConfig]) -> None:
     assert summary(runs[strategy])["world_size"] == 2
@@ -99,7 +99,7 @@ def test_two_processes_equal_one_and_resume_exactly(strategy: str, runs: dict[st
     assert losses(resumed) == losses(runs[strategy])
 
 
-@only_whole
+@pytest.mark.slow
 def test_the_export_is_the_model_that_was_trained(runs: dict[str, JobConfig], bases: dict[str, Path]) -> None:
     """Adapters merged into the dequantized weights, not into those of the source."""
     exports = {}

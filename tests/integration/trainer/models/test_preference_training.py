@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.hf.publish import model_section, publish
-from tests.support.short_form import WHOLE, chosen, only_whole
+from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.equalities import begin_in_the_middle
 from tests.support.trainer.native_models import write_data
 from tests.support.trainer.runs import losses, make_run, run_ranks, summary, train_runs
@@ -91,7 +91,7 @@ def test_pairs_train_under_each_strategy_as_on_one_process(name: str, runs: dict
     assert summary(runs[name])["world_size"] == 2
 
 
-@only_whole
+@pytest.mark.slow
 def test_adapters_are_trained_against_the_base_without_them(runs: dict[str, JobConfig]) -> None:
     expected = losses(runs["adapted"])
     assert expected[0] == pytest.approx(math.log(2), abs=1e-6)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import only_whole
 from tests.support.trainer.equalities import begin_in_the_middle
 from tests.support.trainer.native_runs import STEPS, STOP_STEP, base_of
 from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
@@ -52,7 +51,7 @@ STAGES: dict[str, dict[str, Any]] = {
 SHARDED = [name for name in RELEVANCE_STRATEGIES if name != "ddp"]
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_strategy_on_two_processes_equals_one(tmp_path: Path, stage: str) -> None:
     model = model_section("qwen3_vl", relevance={"max_tokens": 4}, **STAGES[stage])

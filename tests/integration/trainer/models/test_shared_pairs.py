@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.support.hf.publish import model_section
-from tests.support.short_form import WHOLE, only_whole
+from tests.support.short_form import WHOLE
 from tests.support.trainer.prefix_mistakes import (
     branches_see_each_other,
     mask_by_positions,
@@ -84,7 +84,7 @@ def test_shared_equals_separate_in_family_hf(model_type: str, published: Callabl
     assert max(apart(shared, separate).values()) < BOUNDS[torch.float64], apart(shared, separate)
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", GRIDS)
 def test_shared_equals_separate_where_images_are_grids(
     model_type: str, published: Callable[[str], Path], tmp_path: Path

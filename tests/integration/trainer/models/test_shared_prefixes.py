@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tests.support.hf.publish import model_section
-from tests.support.short_form import WHOLE, only_whole
+from tests.support.short_form import WHOLE
 from tests.support.trainer.native_videos import video_job
 from tests.support.trainer.prefix_mistakes import (
     branches_see_each_other,
@@ -93,7 +93,7 @@ def test_shared_equals_separate_where_images_are_grids(
     assert max(apart(shared, separate).values()) < BOUNDS[torch.float64], apart(shared, separate)
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["smolvlm", f"smolvlm{TILES}"])
 def test_shared_equals_separate_in_family_smolvlm(name: str, tmp_path: Path) -> None:
     data = write_questions(tmp_path / "data") | {"share_prefix": "on", "sequence_length": 512}
@@ -103,7 +103,7 @@ def test_shared_equals_separate_in_family_smolvlm(name: str, tmp_path: Path) -> 
     assert max(apart(shared, separate).values()) < BOUNDS[torch.float64], apart(shared, separate)
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_shared_equals_separate_where_images_are_videos(family: str, tmp_path: Path) -> None:
     """Positions in seconds, and texts of times before each patch of frames."""

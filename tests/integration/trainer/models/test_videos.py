@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 
 from tests.support.data.videos import write_video
-from tests.support.short_form import only_whole
 from tests.support.trainer.chat_templates import PLAIN
 from tests.support.trainer.native_models import write_data
 from tests.support.trainer.native_videos import RECORDS, Videos, video_job
@@ -124,7 +123,7 @@ def test_the_loss_of_a_packed_sequence_is_that_of_its_samples_in_transformers(vi
     assert loss(batch) == pytest.approx(expected, rel=2e-3)
 
 
-@only_whole
+@pytest.mark.slow
 def test_jobs_train_and_evaluate_on_videos(tmp_path: Path) -> None:
     """Of two sources, so prepared in chunks, only one of which has videos."""
     records = [one | {"id": f"{one['id']}-{number}"} for number in range(6) for one in RECORDS]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import only_whole
 from tests.support.trainer.runs import make_run, metrics, run_ranks
 
 SLOW = 1
@@ -21,7 +20,9 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("name", [next(iter(CASES)), *(pytest.param(one, marks=only_whole) for one in [*CASES][1:])])
+@pytest.mark.parametrize(
+    "name", [next(iter(CASES)), *(pytest.param(one, marks=pytest.mark.slow) for one in [*CASES][1:])]
+)
 def test_a_slow_rank_is_named(name: str, tmp_path: Path) -> None:
     settings, processes = CASES[name]
     changes = settings | {"train.max_steps": 4, "train.log_every_steps": 1}

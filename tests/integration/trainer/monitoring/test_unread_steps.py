@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import chosen
 from tests.support.trainer.runs import make_run, metrics, run_ranks, summary, train_runs
 from vlmpipe.trainer.config.job import JobConfig
 
@@ -44,7 +44,7 @@ def lines(job: JobConfig) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if not name.endswith(OF_CLOCKS)} for line in metrics(job)]
 
 
-@only_whole
+@pytest.mark.slow
 def test_asynchronous_metrics_equal_synchronous_ones(jobs: dict[str, JobConfig]) -> None:
     assert [line["step"] for line in lines(jobs["behind"])] == [1, 3, 5, 6, 9]
     assert lines(jobs["behind"]) == lines(jobs["at once"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import WHOLE, only_whole
+from tests.support.short_form import WHOLE
 from tests.support.trainer.runs import losses, make_run, summary, train_runs
 from tests.support.trainer.tiny_runs import TINY
 from vlmpipe.trainer.config.job import JobConfig
@@ -52,7 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     return {**two, **again, **one}
 
 
-@only_whole
+@pytest.mark.slow
 def test_two_processes_train_as_one_and_close_to_fp32_moments(runs: dict[str, JobConfig]) -> None:
     found = losses(runs["8 bits"])
     assert found == pytest.approx(losses(runs["one process"]), rel=1e-4)
@@ -60,19 +60,19 @@ def test_two_processes_train_as_one_and_close_to_fp32_moments(runs: dict[str, Jo
     assert found == pytest.approx(losses(runs["fp32"]), rel=0.02)
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_resumed_run_equals_the_uninterrupted_one(runs: dict[str, JobConfig]) -> None:
     assert summary(runs["resumed"])["resumed_from_step"] == STOP_STEP
     assert losses(runs["resumed"]) == losses(runs["8 bits"])
 
 
-@only_whole
+@pytest.mark.slow
 def test_on_another_number_of_processes_it_is_equal_as_far_as_sums_of_gradients_are(runs: dict[str, JobConfig]) -> None:
     assert summary(runs["elastic"])["resumed_from_step"] == STOP_STEP
     assert losses(runs["elastic"]) == pytest.approx(losses(runs["8 bits"]), rel=1e-4)
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["to fp32", "from fp32"])
 def test_checkpoints_load_into_the_other_precision(name: str, runs: dict[str, JobConfig]) -> None:
     assert summary(runs[name])["resumed_from_step"] == STOP_STEP

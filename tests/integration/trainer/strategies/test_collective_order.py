@@ -14,7 +14,7 @@ import pytest
 from tests.support.hf.kinds import INSTALLED
 from tests.support.hf.publish import model_section as hf_section
 from tests.support.hf.publish import publish
-from tests.support.short_form import PATIENCE, chosen, only_whole
+from tests.support.short_form import PATIENCE, chosen
 from tests.support.trainer.native_models import SIZES, picture
 from tests.support.trainer.runs import encode_features, ends_of_ranks, losses, make_run, metrics, run_ranks
 from tests.support.trainer.tiny_native import CONFIGS
@@ -290,7 +290,7 @@ def situations(ranks: list[list[dict[str, Any]]], kind: str) -> tuple[int, int]:
     return sum(any(some) != all(some) for some in together), sum(not any(some) for some in together)
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_left_out_is_what_the_product_refuses(family: str, tmp_path: Path) -> None:
     """Planning a run refuses it, and training too; and both take the way out."""

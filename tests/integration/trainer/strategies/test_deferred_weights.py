@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import chosen
 from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import make_run, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
@@ -50,7 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory, base: Path) -> dict[str, JobC
     return {"one": one, **two}
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHOSEN)
 def test_a_run_equals_that_of_a_model_that_was_built_whole(name: str, runs: dict[str, JobConfig]) -> None:
     assert defers_weights(runs[name].model, runs[name].train)
@@ -58,7 +58,7 @@ def test_a_run_equals_that_of_a_model_that_was_built_whole(name: str, runs: dict
     require_equal_training(runs[name], runs["one"])
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_filled_model_is_the_built_one(runs: dict[str, JobConfig]) -> None:
     """Weights, buffers, adapters and what is tied; and filling draws nothing from the run's random numbers."""
     job = runs["one"]

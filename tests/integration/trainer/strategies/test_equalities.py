@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.short_form import WHOLE, chosen, only_whole
+from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.equalities import (
     AVERAGED,
     HELD_OUT,
@@ -301,13 +301,13 @@ def test_compressed_gradients_change_losses_by_their_rounding(kind: str, runs_of
     assert compressed != pytest.approx(plain, rel=RELATIVE / 100)
 
 
-@only_whole
+@pytest.mark.slow
 def test_the_two_compressions_round_differently(runs_of: Callable[[str], Runs]) -> None:
     runs = runs_of("ddp")
     assert losses(runs["bf16 gradients"]) != pytest.approx(losses(runs["fp16 gradients"]), rel=RELATIVE / 100)
 
 
-@only_whole  # from the start, and as near: test_mixed_precision.py
+@pytest.mark.slow  # from the start, and as near: test_mixed_precision.py
 @pytest.mark.parametrize("strategy", THOROUGH)
 def test_bf16_stays_close_to_fp32_and_is_not_fp32(strategy: str, runs_of: Callable[[str], Runs]) -> None:
     runs = runs_of(strategy)
@@ -315,7 +315,7 @@ def test_bf16_stays_close_to_fp32_and_is_not_fp32(strategy: str, runs_of: Callab
     assert losses(runs["bf16"]) != pytest.approx(losses(runs["accumulated"]), rel=RELATIVE)
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", THOROUGH)
 def test_fp16_stays_close_to_fp32_and_is_not_fp32(strategy: str, runs_of: Callable[[str], Runs]) -> None:
     job = runs_of(strategy)["fp16"]
@@ -336,7 +336,7 @@ def test_resumed_equals_uninterrupted(strategy: str, runs_of: Callable[[str], Ru
         assert all(torch.equal(resumed[name], straight[name]) for name in straight)
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize(("begins", "goes_on"), MOVES)
 def test_another_strategy_goes_on_with_the_same_losses(
     begins: str, goes_on: str, reference: JobConfig, runs_of: Callable[[str], Runs]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import chosen
 from tests.support.trainer.equalities import STOP_STEP
 from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import losses, make_run, train_runs
@@ -14,8 +14,6 @@ from tests.support.trainer.tiny_runs import strategy_changes
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.strategies import GATHERING
 from vlmpipe.trainer.config.train import TrainConfig
-
-pytestmark = pytest.mark.slow
 
 # Validation is a forward pass without a backward pass, after which nothing may stay gathered.
 COMMON: dict[str, Any] = {
@@ -54,7 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     return jobs | {"one": one}
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_equals_that_of_one_process(name: str, runs: dict[str, JobConfig]) -> None:
     assert len(losses(runs[name])) == 4

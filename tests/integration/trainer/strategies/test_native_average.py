@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.short_form import only_whole
 from tests.support.trainer.equalities import AVERAGED, TOWER_TRAINED, trained_weights
 from tests.support.trainer.native_runs import base_of, train
 from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
@@ -14,7 +13,7 @@ from tests.support.trainer.tiny_runs import strategy_changes
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.model import GRID_FAMILIES
 
-pytestmark = [pytest.mark.slow, only_whole]
+pytestmark = pytest.mark.slow
 RANKS = {"ddp": 1, "tp": 2, "pp": 2, "tp+pp+dp": 4}
 
 

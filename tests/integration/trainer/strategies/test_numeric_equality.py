@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.short_form import WHOLE, chosen, only_whole
+from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.equalities import RELATIVE, trained_weights
 from tests.support.trainer.numeric_equality import (
     EVERY_STEP,
@@ -55,7 +55,7 @@ def run_file(job: JobConfig) -> str:
     return f"{job.run.run_uri}/run.json"
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_correct_runs_are_equal(strategy: str, runs: dict[str, JobConfig]) -> None:
     require_equal_training(runs[f"none {strategy}"], runs["reference"])

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from tests.support.drivers.count_traffic import LABELS, MARK, MICRO_ROWS, MICRO_STEPS, OTHERS, ROW_TOKENS
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import chosen
 from tests.support.trainer.flop_cases import model_config
 from tests.support.trainer.runs import run_ranks
 from vlmpipe.planner.parallel_layout import make_layout
@@ -16,8 +16,6 @@ from vlmpipe.planner.time.communication import FP32_BYTES, Work, traffic
 from vlmpipe.trainer.config.strategies import PIPELINE_PARALLEL, TENSOR_PARALLEL
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.strategies.registry import strategy_names
-
-pytestmark = pytest.mark.slow
 
 COPIES = 2
 WORK = Work(
@@ -55,7 +53,7 @@ def _ranks(name: str) -> tuple[int, int]:
     return NODES.get(name, 1), COPIES * (2 if OTHERS.get(name, (name,))[0] in SPLIT else 1)
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*STRATEGIES, *MORE])
 def test_strategies_send_what_the_planner_says(name: str, counted: dict[str, dict[str, int]]) -> None:
     strategy, of_model, of_train = OTHERS.get(name, (name, {}, {}))

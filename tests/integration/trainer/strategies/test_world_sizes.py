@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import WHOLE, chosen, only_whole
+from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
 from tests.support.trainer.tiny_runs import strategy_changes
@@ -93,7 +93,7 @@ def trained(root: Path) -> Callable[[str], JobConfig]:
     return job
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRIED)
 def test_a_run_equals_that_of_one_process(
     name: str, references: dict[str, JobConfig], trained: Callable[[str], JobConfig]

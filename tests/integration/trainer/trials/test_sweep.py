@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import only_whole
 from tests.support.trainer.runs import encode_features, ends_of_ranks, losses, make_run, summary, train_runs
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.records.sweep import FeaturesError, Outcome, Sweep, SweepTraining, SweepVariant
@@ -128,7 +127,7 @@ def test_trainings_of_a_job_and_what_is_left_of_them(tmp_path: Path) -> None:
     assert outcome(wrong).state == "failed"
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_job_of_two_processes_a_training_ends_well_and_trains_anew_where_that_is_asked_for(tmp_path: Path) -> None:
     job = add(tmp_path, "plain", {})
     encode_features(job)
@@ -152,7 +151,7 @@ def test_a_job_of_two_processes_a_training_ends_well_and_trains_anew_where_that_
     assert outcome(job).error == "the images of its data could not be encoded: no machines"
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_job_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     long = {"max_steps": 40, "epochs": 20, "checkpoint_every_steps": 10}
     uninterrupted = make_run(tmp_path, "alone", changed(**long))

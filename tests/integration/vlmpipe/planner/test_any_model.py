@@ -10,7 +10,6 @@ from PIL import Image
 
 from tests.support.hf.publish import model_section, publish
 from tests.support.pipelines.run_files import small
-from tests.support.short_form import only_whole
 from vlmpipe.planner.image_token_limit import image_token_limit
 from vlmpipe.planner.memory.activations import activations
 from vlmpipe.planner.model_architecture import architecture
@@ -31,7 +30,7 @@ def config_of(folder: Path, **changes: Any) -> Any:
     return small(model=model_section(folder), features__cache="auto", **changes)
 
 
-@pytest.mark.parametrize("model_type", ["gemma3", pytest.param("glm46v", marks=only_whole)])
+@pytest.mark.parametrize("model_type", ["gemma3", pytest.param("glm46v", marks=pytest.mark.slow)])
 def test_a_plan_counts_the_models_own_parameters(model_type: str, tmp_path: Path) -> None:
     config = config_of(publish(model_type, tmp_path / "model"), train__activation_checkpointing="none")
     family, found = family_of(config.model), architecture(config)
@@ -46,7 +45,7 @@ def test_a_plan_counts_the_models_own_parameters(model_type: str, tmp_path: Path
     assert sum(held.forward.values()) > hidden * found.shape.language.layers + min(logits, hidden)
 
 
-@pytest.mark.parametrize("model_type", [pytest.param("gemma3", marks=only_whole), "glm46v"])
+@pytest.mark.parametrize("model_type", [pytest.param("gemma3", marks=pytest.mark.slow), "glm46v"])
 def test_a_plan_with_cached_features_knows_their_size_and_holds_no_pixels(model_type: str, tmp_path: Path) -> None:
     section = model_section(publish(model_type, tmp_path / "model"), freeze=("tower", "projector"))
     config = small(model=section, features__cache="on")

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.planner.memory_bounds import COUNTED, PEAK
 from tests.support.planner.planned_memory import predicted
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import chosen
 from tests.support.trainer.memory_cases import CASES, Case
 from tests.support.trainer.runs import run_ranks
 from tests.support.trainer.split_memory_cases import HYBRID_CASES
@@ -61,19 +61,19 @@ def measured_on_two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     return Measured(OF_TWO_NODES, tmp_path_factory.mktemp("memory"), nodes=2)
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_ONE_NODE)
 def test_counted_parts_and_the_peak_are_what_a_real_run_holds(name: str, measured: Measured) -> None:
     _compare(CASES[name], PROCESSES, measured.of(name))
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LESS)
 def test_selective_checkpointing_holds_less(name: str, measured: Measured) -> None:
     assert measured.of(name)["peak"] < 0.9 * measured.of(LESS[name])["peak"]
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OF_TWO_NODES)
 def test_hybrid_sharding_holds_what_is_said(name: str, measured_on_two_nodes: Measured) -> None:
     _compare(HYBRID_CASES[name], 2 * PROCESSES, measured_on_two_nodes.of(name))

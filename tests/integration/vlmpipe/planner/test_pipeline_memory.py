@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from tests.support.planner.memory_bounds import COUNTED, PEAK
-from tests.support.short_form import WHOLE, chosen, only_whole
+from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.pipeline_memory import CASES, COPIED_CASES, SPLIT_CASES, STAGES, predicted
 from tests.support.trainer.runs import run_ranks
 
-pytestmark = pytest.mark.slow
 WEIGHED = chosen(CASES, lambda name: name == "pp bf16 checkpointing")
 WEIGHED_SPLIT = chosen(SPLIT_CASES, lambda name: name == "tp+pp+dp adapters")
 WEIGHED_COPIED = COPIED_CASES if WHOLE else {}  # in the short form copies are weighed in test_tensor_parallel.py
@@ -33,7 +32,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*WEIGHED, *WEIGHED_SPLIT, *WEIGHED_COPIED])
 def test_each_stage_holds_what_the_planner_says(name: str, measured: dict[str, Any]) -> None:
     for stage, expected in enumerate(predicted({**CASES, **SPLIT_CASES, **COPIED_CASES}[name])):

@@ -12,7 +12,6 @@ import torch
 
 from tests.support.planner.memory_bounds import PEAK
 from tests.support.planner.planned_memory import predicted
-from tests.support.short_form import only_whole
 from tests.support.trainer.measure_memory import Scales, draw, packed_batch
 from tests.support.trainer.memory_cases import Case
 from vlmpipe.trainer.distributed.process import ProcessContext
@@ -43,7 +42,7 @@ CASES = {
 }
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", CASES)
 def test_merging_attention_does_not_move_the_planned_peak(

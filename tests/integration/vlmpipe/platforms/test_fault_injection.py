@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from tests.crash.soak import CHANGES, NODES, Result, difference, disturbed, kills, result_of, table
-from tests.support.short_form import only_whole
 from tests.support.trainer.runs import make_run, train_runs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.timeout(300)]
 
 RECLAIMED = "preempt:node=1,after_step=10,notice=5s"
 SEED = 37  # one kill, of rank 0, after the reclaim
@@ -34,7 +33,7 @@ def lines_of(root: Path, number: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (root / f"runs/round-{number}/faults.jsonl").read_text().splitlines()]
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_reclaimed_node_changes_nothing_and_the_notice_is_used(root: Path, undisturbed: Result) -> None:
     one = disturbed(root, 1, RECLAIMED, undisturbed)
     assert one.difference == "" and one.restarts == 1, "\n".join(table([one]))
@@ -43,7 +42,7 @@ def test_a_reclaimed_node_changes_nothing_and_the_notice_is_used(root: Path, und
     assert after_reclaim["exit_code"] == 75 and after_reclaim["steps_repeated"] == 0, "it saved before it went"
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_kill_after_it_changes_nothing(root: Path, undisturbed: Result) -> None:
     """`make soak` draws more of them."""
     one = disturbed(root, 2, f"{RECLAIMED};{kills(SEED, 1)}", undisturbed)
@@ -52,7 +51,7 @@ def test_a_kill_after_it_changes_nothing(root: Path, undisturbed: Result) -> Non
     assert kill["event"] == "kill" and after_kill["exit_code"] == 137 and kill["said_steps"] >= 22
 
 
-@only_whole
+@pytest.mark.slow
 def test_the_soak_sees_a_difference(undisturbed: Result) -> None:
     """In a step made twice, in the last bit of a loss, and in a byte of the last checkpoint."""
     steps, files = undisturbed.steps, undisturbed.files

@@ -20,7 +20,6 @@ import yaml
 from tests.fakes.kubernetes.api import FakeKubernetes
 from tests.support.paths import ROOT
 from tests.support.pipelines.kubeflow_steps import IMAGE, inputs, run_folder, start_step, step_record
-from tests.support.short_form import only_whole
 from tests.support.trainer.runs import make_run, metrics
 from vlmpipe.components.runtime.step_logic import job_metrics
 from vlmpipe.config.run_config import load_run_file
@@ -43,7 +42,7 @@ def compiled_step(given: dict[str, Any], folder: Path) -> list[str]:
     return [json.dumps(told) if word == "{{$}}" else word for word in words]
 
 
-@only_whole
+@pytest.mark.slow
 def test_the_compiled_step_trains_on_two_nodes_and_leaves_its_results_where_they_are_collected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,6 @@ import pytest
 
 from tests.fakes.receiver import Receiver
 from tests.fakes.replicas import pool, record, run, run_failing, spec
-from tests.support.short_form import only_whole
 from vlmpipe.trainer.errors import ConfigError, ExitCode
 from vlmpipe.trainer.redaction import HIDDEN, SECRETS_VARIABLE
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -256,7 +255,7 @@ signal.pause()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=only_whole)])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_request_to_stop_reaches_the_replicas_and_their_exit_code_comes_back(
     tmp_path: Path, alive: int, number: signal.Signals
 ) -> None:

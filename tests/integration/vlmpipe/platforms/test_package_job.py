@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.short_form import only_whole
 from tests.support.trainer.external_runs import PROGRAM, external_run
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 from vlmpipe.platforms.local.jobs.job import run_job
@@ -47,7 +46,7 @@ def test_a_package_that_is_not_there_is_named(tmp_path: Path) -> None:
         package_python([str(tmp_path / "absent-1.0.tar.gz")], tmp_path / "pip.log")
 
 
-@only_whole  # pip fetches what builds the package
+@pytest.mark.slow  # pip fetches what builds the package
 def test_a_package_job_trains_as_a_command_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (cache := tmp_path / "cache").mkdir(mode=0o700)
     monkeypatch.setenv("VLMPIPE_CACHE_DIR", str(cache))

@@ -11,7 +11,6 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from vlmpipe.cli.app import app
 from vlmpipe.prove.prove import DEFAULT_RUN_FILE
 from vlmpipe.trainer.errors import ExitCode, UserError
@@ -53,19 +52,19 @@ def test_a_trainer_that_is_done_when_stopped_is_found(tmp_path: Path) -> None:
     assert "exit code 0; the launcher counts steps, and says 75" in found["found"]
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_sound_trainer_keeps_the_laws(tmp_path: Path) -> None:
     found = prove(tmp_path, [], "processes", "accumulation", "resume", "stopped")
     assert {name: one["state"] for name, one in found.items()} == dict.fromkeys(found, "holds")
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_faulty_trainer_breaks_the_laws_that_it_should(tmp_path: Path) -> None:
     found = prove(tmp_path, ["means", "forget", "done"], "processes", "accumulation", "resume", "stopped")
     assert {name: one["state"] for name, one in found.items()} == dict.fromkeys(found, "does not hold")
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [["model.family=qwen3_vl"], ["train.strategy=fsdp"], ["train.strategy=zero2"]])
 def test_our_trainer_keeps_all_laws(tmp_path: Path, settings: list[str]) -> None:
     arguments = ["prove", str(DEFAULT_RUN_FILE), *settings, "--output", str(tmp_path / "proven"), "--limit", "600"]

@@ -12,7 +12,6 @@ from benchmarks.gpu import hybrids
 from benchmarks.support.progress import Progress
 from benchmarks.support.report import Report
 from benchmarks.support.suite import Bench
-from tests.support.short_form import only_whole
 from vlmpipe.trainer.preflight import delta_rules
 
 
@@ -25,7 +24,9 @@ def bench(tmp_path: Path) -> Bench:
     return made
 
 
-@pytest.mark.parametrize("duels", [False, pytest.param(True, marks=only_whole)], ids=["hybrid", "duel of layers too"])
+@pytest.mark.parametrize(
+    "duels", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["hybrid", "duel of layers too"]
+)
 def test_each_arm_gives_its_figures(duels: bool, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hybrids, "PASSES", 1)
     if not duels:  # which compiles a layer: seconds

@@ -19,9 +19,8 @@ import pytest
 from benchmarks.support.processes import announce, call
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench, Part, Suite, cases_in_time
-from tests.support.short_form import only_whole
 
-pytestmark = only_whole  # benchmarks are no laws
+pytestmark = pytest.mark.slow  # benchmarks are no laws
 ENTRY_POINTS = ("bench_data", "bench_train", "bench_planner", "bench_checkpoint", "on_gpu")
 
 

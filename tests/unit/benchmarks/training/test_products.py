@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.training.products import PRODUCTS_AND_ATTENTION, Products
-from tests.support.short_form import only_whole
 from vlmpipe.trainer.models.attention.attend import attend
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 
@@ -38,7 +38,7 @@ def step() -> None:
     torch.nn.functional.conv2d(torch.randn(3, 3, 16, 16), torch.randn(8, 3, 8, 8), stride=8)
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_steps_products_are_repeated_with_their_sizes_strides_and_samples() -> None:
     with FlopCounterMode(display=False) as counter, Products(PRODUCTS_AND_ATTENTION) as products, Seen() as of_step:
         step()

@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support.short_form import only_whole
 from tests.support.trainer.checkpoints import record
 from vlmpipe.trainer.checkpoint import kernel_cache
 from vlmpipe.trainer.checkpoint.async_saver import CheckpointSaver
@@ -124,7 +123,7 @@ def test_damaged_kernels_are_not_unpickled(damaged: bool, tmp_path: Path, loaded
     assert bool(found.passed_over) is damaged
 
 
-@only_whole
+@pytest.mark.slow
 def test_inductor_finds_the_kernels_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.utils import counters
     from torch.compiler._cache import CacheArtifactManager

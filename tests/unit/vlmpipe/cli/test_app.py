@@ -13,7 +13,7 @@ import pytest
 from tests.support.command_line import Vlmpipe
 from tests.support.paths import ROOT
 from tests.support.planner.plans import PLANNED_BY_TESTS
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import chosen
 from tests.support.trainer.tiny_native import CONFIGS, model_section
 from vlmpipe import api
 from vlmpipe.cli import output
@@ -194,7 +194,7 @@ def test_a_red_plan_ends_with_64_and_names_settings_that_fit(vlmpipe: Vlmpipe) -
     assert {"train.strategy": "zero2"} in [setting["change"] for setting in plan["memory"]["nearest"]]
 
 
-@only_whole
+@pytest.mark.slow
 def test_suggestions_keep_to_the_bound_and_can_be_planned_as_printed(vlmpipe: Vlmpipe) -> None:
     answer = vlmpipe("plan", "tests/fixtures/run_files/llava-7b-zero2-spot.yaml", "--suggest", "under:1200", "--json")
     suggestions, today = json.loads(answer.out)["suggestions"], json.loads(answer.out)["today"]
@@ -260,7 +260,7 @@ def test_plan_answers_for_a_whole_model(vlmpipe: Vlmpipe, whole_model: str) -> N
     assert {"weights", "gradients", "optimizer", "activations"} <= {part["name"] for part in plan["memory"]["parts"]}
 
 
-@only_whole
+@pytest.mark.slow
 def test_suggest_answers_for_a_whole_model(vlmpipe: Vlmpipe, whole_model: str) -> None:
     gpus = {"machine_type": "a2-ultragpu-8g", "accelerator_type": "NVIDIA_A100_80GB", "accelerator_count": 8}
     cluster = [f"cluster.{name}={value}" for name, value in (gpus | {"processes_per_replica": "auto"}).items()]

@@ -12,7 +12,6 @@ import pytest
 from tests.support.command_line import Vlmpipe
 from tests.support.data.photo_folders import as_class_folders, as_other_columns
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from vlmpipe import api
 from vlmpipe.cli.examples import EXAMPLES
 from vlmpipe.cli.init import FILES, Template
@@ -112,7 +111,7 @@ def test_a_run_file_and_its_table_are_written_and_nothing_is_overwritten(vlmpipe
     assert vlmpipe("init", "llava", "--data", str(place)).code == 64
 
 
-@only_whole
+@pytest.mark.slow
 def test_the_file_passes_check_and_its_run_trains(vlmpipe: Vlmpipe, tmp_path: Path) -> None:
     place, path = as_other_columns(tmp_path / "things"), tmp_path / "things.yaml"
     vlmpipe("init", "--data", str(place), "--output", str(path))

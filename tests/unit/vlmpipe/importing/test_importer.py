@@ -12,7 +12,7 @@ from tests.support.guides.deepspeed import DEEPSPEED
 from tests.support.guides.listings import LISTINGS
 from tests.support.guides.searches import SEARCHES
 from tests.support.guides.settings import COMMANDS, SETTINGS, WANDB_KEY
-from tests.support.short_form import WHOLE, only_whole
+from tests.support.short_form import WHOLE
 from vlmpipe import api
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig, parse_run_config
@@ -82,7 +82,7 @@ NAMING_MODELS = [name for name, text in FILES.items() if "Qwen2.5-VL" in text]
 REFUSED_BY_PLAN = {"A4.5-megatron": "MFU is"}
 
 
-@only_whole  # the default suite checks the job specs of each file above, and plans one
+@pytest.mark.slow  # the default suite checks the job specs of each file above, and plans one
 @pytest.mark.parametrize("name", FILES)
 def test_the_run_file_passes_check(name: str) -> None:
     findings = api.check(config_of(import_run_file(source_of(FILES[name], name))))

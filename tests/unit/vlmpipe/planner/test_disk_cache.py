@@ -15,7 +15,6 @@ import pytest
 
 from tests.support.analysed_models import forget_analyses
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from tests.support.trainer.memory_cases import Case
 from tests.support.trainer.tiny_native import CONFIGS
 from vlmpipe.config.run_config import RunConfig, load_run_file
@@ -95,8 +94,8 @@ def held_by_a_stage(config: RunConfig) -> object:
     ("case", "asked"),
     [
         (Case("ddp"), held_by_a_step),
-        pytest.param(Case("fsdp", family="qwen2_5_vl"), held_by_a_step, marks=only_whole),
-        pytest.param(Case("fsdp", family="qwen3_vl"), held_by_a_step, marks=only_whole),
+        pytest.param(Case("fsdp", family="qwen2_5_vl"), held_by_a_step, marks=pytest.mark.slow),
+        pytest.param(Case("fsdp", family="qwen3_vl"), held_by_a_step, marks=pytest.mark.slow),
         (Case("zero2", family="qwen3_vl"), held_by_a_step),
         (PIPELINE, held_by_a_stage),
         (Case("ddp", {"model.lora.rank": 4}), shape_of),

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.planner.plans import PLANNED_BY_TESTS
-from tests.support.short_form import WHOLE, only_whole
+from tests.support.short_form import WHOLE
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.cli.views.plan import headline
 from vlmpipe.config.run_config import RunConfig, load_run_file
@@ -203,7 +203,7 @@ def test_more_ranks_never_take_more_memory_of_each(strategy: str) -> None:
     assert total(1) >= total(2) >= total(8)
 
 
-@only_whole
+@pytest.mark.slow
 def test_the_numbers_reproduce_common_guidance() -> None:
     """On machines of 8 x A100 80 GB: which of the trainer's strategies is the plainest that fits."""
     plainest: dict[tuple[str, int], str | None] = {

@@ -14,7 +14,6 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from pydantic import ValidationError
 
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from tests.support.trainer.equalities import HELD_OUT
 from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_training
 from tests.support.trainer.runs import make_run, metrics, train_runs
@@ -55,7 +54,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     return jobs
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "given"])
 def test_with_a_copy_in_each_node_and_settings_of_a_users_own_zero3_equals_one_process(
     name: str, runs: dict[str, JobConfig]
@@ -68,7 +67,7 @@ def test_with_a_copy_in_each_node_and_settings_of_a_users_own_zero3_equals_one_p
     assert expected and validated == pytest.approx(expected, rel=1e-5)
 
 
-@only_whole
+@pytest.mark.slow
 def test_with_several_buckets_reductions_overlap_and_no_number_changes(runs: dict[str, JobConfig]) -> None:
     used = json.loads(Path(runs["overlapped"].run.run_uri, "deepspeed.json").read_text(encoding="utf-8"))[
         "zero_optimization"
@@ -101,7 +100,7 @@ def test_reductions_overlap_where_there_are_several_buckets(
     assert buckets * used["reduce_bucket_size"] <= 500_000_000
 
 
-@only_whole
+@pytest.mark.slow
 def test_the_file_says_what_was_used(runs: dict[str, JobConfig]) -> None:
     with_it, without = (
         json.loads(Path(runs[name].run.run_uri, "deepspeed.json").read_text(encoding="utf-8"))

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.short_form import only_whole
 from tests.support.trainer.equalities import HELD_OUT, RELATIVE, STOP_STEP, TOWER_TRAINED, trained_weights
 from tests.support.trainer.runs import losses, make_run, metrics, summary, train_runs
 from vlmpipe.trainer.config.job import JobConfig
 
-pytestmark = only_whole
+pytestmark = pytest.mark.slow
 
 AVERAGED = {"train.ema_decay": 0.6}
 ONLINE = {"features.cache": "off"}

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from tests.support.short_form import WHOLE, chosen, only_whole
+from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.equalities import RELATIVE, RELATIVE_BF16, TOWER_TRAINED, trained_weights
 from tests.support.trainer.native_models import SIZES, picture
 from tests.support.trainer.native_runs import STOP_STEP, Content, base_of, train
@@ -154,7 +154,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return done
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("family", GRID_FAMILIES)
 def test_ranks_that_hold_a_model_together_equal_one_process(family: str, name: str, runs: Runs) -> None:
@@ -175,7 +175,7 @@ def held_out_losses(job: JobConfig) -> list[float]:
     return [line["validation_loss"] for line in metrics(job) if "validation_loss" in line]
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROUNDED)
 @pytest.mark.parametrize("family", GRID_FAMILIES)
 def test_bf16_stays_close_to_fp32(family: str, name: str, runs: Runs) -> None:
@@ -184,7 +184,7 @@ def test_bf16_stays_close_to_fp32(family: str, name: str, runs: Runs) -> None:
     assert losses(runs[family, name]) != pytest.approx(expected, rel=RELATIVE)
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MOVES)
 @pytest.mark.parametrize("family", GRID_FAMILIES)
 def test_checkpoints_go_from_one_layout_to_another(family: str, name: str, runs: Runs) -> None:
@@ -194,7 +194,7 @@ def test_checkpoints_go_from_one_layout_to_another(family: str, name: str, runs:
     assert losses(runs[family, name]) == pytest.approx(expected, rel=RELATIVE)
 
 
-@only_whole
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("family", GRID_FAMILIES)
 def test_an_export_gives_the_logits_of_one_process_in_plain_transformers(family: str, runs: Runs) -> None:
@@ -223,7 +223,7 @@ def test_a_fused_product_of_an_unknown_class_is_refused(monkeypatch: pytest.Monk
     require_shardable(config, 2, cached=True)  # the tower is not there
 
 
-@only_whole
+@pytest.mark.slow
 def test_slices_of_unequal_length_of_a_fused_weight_equal_one_process(tmp_path: Path) -> None:
     """Two ranks have 24 of the 48 rows of queries, keys and values each, and five slice these."""
     base = (

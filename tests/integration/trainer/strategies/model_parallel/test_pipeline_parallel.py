@@ -18,8 +18,6 @@ from tests.support.trainer.numeric_equality import EVERY_STEP, require_equal_tra
 from tests.support.trainer.runs import losses, make_run, metrics, summary, train_runs
 from vlmpipe.trainer.config.job import JobConfig
 
-pytestmark = pytest.mark.slow
-
 PAIR = {"train.strategy": "pp", "train.pipeline_parallel": 2}
 TWO_BY_TWO = {**PAIR, "train.micro_batch_size": 1}
 FOUR = {"train.strategy": "pp", "train.pipeline_parallel": 4}

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.planner.memory_bounds import COUNTED, PEAK
 from tests.support.planner.planned_memory import predicted
-from tests.support.short_form import WHOLE, chosen, only_whole
+from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.equalities import (
     RELATIVE,
     RELATIVE_BF16,
@@ -136,7 +136,7 @@ def test_their_weights_are_counted_once(run: str, runs: dict[str, JobConfig]) ->
     assert counts[0] == counts[1]
 
 
-@only_whole
+@pytest.mark.slow
 def test_bf16_changes_little_and_checkpointing_no_number(runs: dict[str, JobConfig]) -> None:
     straight = losses(runs["tp"])
     assert losses(runs["checkpointing"]) == pytest.approx(straight, rel=RELATIVE)
@@ -157,7 +157,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], 
     return found
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "name"), [*((PROCESSES, name) for name in WEIGHED), *((2, name) for name in ALONE)]
 )
@@ -168,7 +168,7 @@ def test_a_rank_holds_what_the_planner_says(processes: int, name: str, measured:
     assert expected["peak"] == pytest.approx(found["peak"], rel=PEAK)
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LESS)
 def test_selective_checkpointing_holds_less(name: str, measured: dict[tuple[int, str], Any]) -> None:
     assert measured[PROCESSES, name]["peak"] < 0.9 * measured[PROCESSES, LESS[name]]["peak"]

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.support.short_form import WHOLE, only_whole
+from tests.support.short_form import WHOLE
 from tests.support.trainer.flop_cases import model_config
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.features.quantized_base.nf4 import (
@@ -29,7 +29,7 @@ def layer(inputs: int = 96, outputs: int = 130, *, bias: bool = True) -> nn.Line
     return nn.Linear(inputs, outputs, bias=bias).requires_grad_(False)
 
 
-@only_whole
+@pytest.mark.slow
 @example(inputs=1, outputs=2, bias=False, dtype=torch.float32)
 @given(
     inputs=st.integers(1, 70),

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import chosen
 from tests.support.trainer.measure_memory import draw, packed_batch
 from tests.support.trainer.memory_cases import Case
 from vlmpipe.trainer.config.train_options import CompileBackend
@@ -109,7 +109,7 @@ def test_compiled_layers_compute_the_same_and_save_what_checkpointing_allows(cas
     assert found.kept_bytes < KEPT_AT_MOST[checkpointing] * eager.kept_bytes
 
 
-@only_whole
+@pytest.mark.slow
 def test_kernels_of_inductor_compute_nearly_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     found, eager = steps("full", backend="inductor", sharded=True), steps("none", backend=None, sharded=True)
@@ -117,7 +117,7 @@ def test_kernels_of_inductor_compute_nearly_the_same(tmp_path: Path, monkeypatch
     assert found.norm == pytest.approx(eager.norm, rel=1e-4)
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_tower_that_runs_online_is_compiled_for_any_number_of_images() -> None:
     found, eager = steps("none", backend="aot_eager", online=True), steps("none", backend=None, online=True)
     assert found.losses == pytest.approx(eager.losses, rel=1e-6)

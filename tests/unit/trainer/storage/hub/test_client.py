@@ -17,7 +17,6 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from tests.fakes.hub import COMMIT, FakeHub, Repository, running_hub
 from tests.fakes.receiver import Receiver
-from tests.support.short_form import only_whole
 from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.data.tokenize import make_tokenizer, pretrained_tokenizer
 from vlmpipe.trainer.errors import ExitCode, UserError
@@ -80,7 +79,7 @@ def test_each_reason_has_its_own_sentence(hub: FakeHub, monkeypatch: pytest.Monk
         assert found[name].code == code
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_hub_out_of_reach_is_named(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     template = "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"

@@ -8,7 +8,6 @@ import pytest
 
 from tests.support import strategy_page
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from tests.support.strategy_page import MACHINES, NODES, PAGE, SIZES, run_file
 from vlmpipe.catalog.machines import load_catalog, reducers_needed
 from vlmpipe.cli.views.strategies import markdown_rows, print_strategies
@@ -69,7 +68,7 @@ def test_the_page_has_every_size_and_machine_and_a_row_is_what_the_command_print
     assert rows["7B", "1 x a2-ultragpu-8g"]["fsdp"] == row.replace("**", "").strip("| ").split(" | ")[5]
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_the_table_of_the_page_is_what_the_command_prints(size: str) -> None:
     """`python -m tests.support.strategy_page` writes it."""
@@ -94,7 +93,7 @@ def test_what_the_page_says_of_guides_is_in_its_table_and_in_the_catalogue() -> 
     assert float(largest["pp"]) / float(largest["fsdp"]) == pytest.approx(0.45, abs=0.05)
 
 
-@only_whole
+@pytest.mark.slow
 def test_fp16_takes_24_gib_more_than_bf16_under_zero2() -> None:
     wanted = ["train.strategy=zero2", "train.activation_checkpointing=full", "cluster.machine_type=a2-highgpu-8g"]
     wanted += ["cluster.accelerator_type=NVIDIA_TESLA_A100"]

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from vlmpipe.catalog.prices import load_prices
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.pipelines import submit_job
@@ -85,7 +84,7 @@ def test_a_run_on_cloud_run_has_its_instances_price_and_is_compared_with_endpoin
     ("run_file", "overrides", "machine"),
     [
         ("digits", [], "n1-highmem-4 with 1 x NVIDIA_TESLA_T4"),
-        pytest.param("llava-13b-fsdp", [], "g2-standard-24", marks=only_whole),
+        pytest.param("llava-13b-fsdp", [], "g2-standard-24", marks=pytest.mark.slow),
         ("digits", ["train.precision=bf16"], "g2-standard-8"),
     ],
 )

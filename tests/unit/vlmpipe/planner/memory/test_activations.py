@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.short_form import chosen, only_whole
+from tests.support.short_form import chosen
 from tests.support.trainer.memory_cases import Case
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.planner.memory import pipeline_stage as stage_memory
@@ -51,7 +51,7 @@ def test_memory_of_many_layers_is_extrapolated_from_few(precision: str, freeze: 
     assert sum(found.backward.values()) == pytest.approx(whole.backward.total_bytes, rel=1e-5)
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_memory_of_many_layers_of_a_native_model_is_extrapolated_from_few(family: str) -> None:
     """Its own tower, and the levels that are added to its first language layers."""
@@ -72,8 +72,8 @@ def test_memory_of_many_layers_of_a_native_model_is_extrapolated_from_few(family
     assert sum(found.backward.values()) == whole.backward.total_bytes
 
 
-@only_whole
-@pytest.mark.parametrize("family", [pytest.param("qwen2_5_vl", marks=only_whole), "qwen3_vl"])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [pytest.param("qwen2_5_vl", marks=pytest.mark.slow), "qwen3_vl"])
 def test_memory_of_a_native_models_first_stage_is_extrapolated_from_few_layers(family: str) -> None:
     """Two levels are added to the first layers of Qwen3-VL."""
     deep = {"features.cache": "off", "model.pretrained.config.text_config.num_hidden_layers": 8}
@@ -95,7 +95,7 @@ def test_memory_of_a_native_models_first_stage_is_extrapolated_from_few_layers(f
     assert found.backward.total() == whole.backward.total_bytes
 
 
-@only_whole
+@pytest.mark.slow
 def test_memory_of_several_sequences_is_extrapolated_from_one_and_two() -> None:
     one, two, three = (_small(rows=rows) for rows in (1, 2, 3))
     shape = architecture(one).shape

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from tests.support.trainer.flop_cases import QWEN2_5_VL, QWEN3_VL, model_config
 from tests.support.trainer.tiny_native import model_section
 from vlmpipe.catalog.machines import load_catalog
@@ -124,7 +123,7 @@ def test_under_zero_the_ranks_copy_masters_and_moments_and_not_the_modules_weigh
     assert copied == ranks * state > 0
 
 
-@only_whole
+@pytest.mark.slow
 def test_offloaded_activations_are_inputs_of_blocks_in_the_machine_of_each_of_its_ranks() -> None:
     def plan(**train: Any) -> Memory:
         config = load_run_file(RUN_FILE, [f"train.{name}={json.dumps(value)}" for name, value in train.items()])

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.planner.memory.estimate import estimate_memory
@@ -73,7 +72,7 @@ def memory(config: RunConfig) -> Memory:
     return estimate_memory(config, architecture(config), machine, gpu, nearest=False)
 
 
-@only_whole
+@pytest.mark.slow
 def test_a_70b_on_64_a100_fits_at_8_tensor_ranks_2_stages_and_4_copies(tmp_path: Path) -> None:
     """With stored weights, which ranks read while they shard them. Random ones are built whole: no node has room."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B["model.language_model"]["config"]))
@@ -87,7 +86,7 @@ def test_a_70b_on_64_a100_fits_at_8_tensor_ranks_2_stages_and_4_copies(tmp_path:
     assert sizes["gathered weights"] == pytest.approx(sizes["whole gradients"] / 2, rel=1e-6)  # bf16
 
 
-@only_whole
+@pytest.mark.slow
 def test_zero3_holds_no_whole_model_at_the_start(tmp_path: Path) -> None:
     """As above; DeepSpeed alone would move the whole model, 130 GiB in bf16, to each A100 before it is partitioned."""
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B["model.language_model"]["config"]))
@@ -101,7 +100,7 @@ def test_zero3_holds_no_whole_model_at_the_start(tmp_path: Path) -> None:
     assert random.total_bytes == found.total_bytes and random.start and not random.start.fits
 
 
-@only_whole
+@pytest.mark.slow
 def test_one_copy_alone_does_not_hold_it() -> None:
     assert not memory(config_of(cluster__replica_count=2)).fits
 

@@ -12,7 +12,6 @@ import pytest
 
 from tests.support.paths import ROOT
 from tests.support.planner.configs import run_config
-from tests.support.short_form import only_whole
 from tests.support.trainer.runs import merged
 from tests.support.trainer.tiny_native import model_section
 from vlmpipe.catalog.machines import load_catalog
@@ -49,8 +48,8 @@ def run_file(**language: Any) -> RunConfig:
     ("language", "cached", "tensor"),
     [
         ({}, True, {2}),  # of the divisors of 8 GPUs: 4 does not divide 6 key-value heads
-        pytest.param({"num_key_value_heads": 12}, True, {2, 4}, marks=only_whole),
-        pytest.param({"num_attention_heads": 24, "num_key_value_heads": 24}, True, {2, 4, 8}, marks=only_whole),
+        pytest.param({"num_key_value_heads": 12}, True, {2, 4}, marks=pytest.mark.slow),
+        pytest.param({"num_attention_heads": 24, "num_key_value_heads": 24}, True, {2, 4, 8}, marks=pytest.mark.slow),
         ({"num_attention_heads": 24, "num_key_value_heads": 24}, False, {2, 4}),  # the tower that runs has 4 heads
         ({"num_key_value_heads": 12, "intermediate_size": 190}, True, {2}),
         ({"num_key_value_heads": 1}, True, set()),
@@ -98,8 +97,8 @@ SHARED_TOKENS = {"train.strategy": "tp", "train.tensor_parallel": 2, "train.sequ
 @pytest.mark.parametrize(
     "start",
     [
-        pytest.param({"train.strategy": "zero1"}, marks=only_whole),
-        pytest.param({"train.strategy": "zero1", "train.offload": "optimizer"}, marks=only_whole),
+        pytest.param({"train.strategy": "zero1"}, marks=pytest.mark.slow),
+        pytest.param({"train.strategy": "zero1", "train.offload": "optimizer"}, marks=pytest.mark.slow),
         {"train.strategy": "zero3", "train.zero_hpz": True},
         {"train.strategy": "fsdp", "train.reshard_after_forward": "never", "train.prefetch_layers": 2},
         {"train.strategy": "ddp", "train.context_parallel": 2, "cluster.processes_per_replica": 2},

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from tests.support.data.chunks import RECORDS, ChunkedSet, fixed_tokenizer, progress_of
 from tests.support.data.index import index_rows
 from tests.support.data.prepared import conversation, png, prepared_files, record, run_prepare
-from tests.support.short_form import only_whole
 from vlmpipe.components.runtime.step_logic import prepare_run
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare.chunks import chunk as chunk_module
@@ -80,7 +79,9 @@ def in_tasks(config: JobConfig) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [pytest.param({"tasks": 3}, marks=only_whole), {"tasks": 4, "duplicates": "drop"}], ids=["keep", "drop"]
+    "fields",
+    [pytest.param({"tasks": 3}, marks=pytest.mark.slow), {"tasks": 4, "duplicates": "drop"}],
+    ids=["keep", "drop"],
 )
 def test_the_bytes_do_not_depend_on_the_number_of_tasks(data: ChunkedSet, fields: dict[str, Any]) -> None:
     data.spoil()
@@ -116,7 +117,7 @@ def test_tasks_read_each_record_of_the_source_once(data: ChunkedSet, monkeypatch
     assert len(set(read)) == RECORDS and len(read) <= RECORDS + 5 * tasks
 
 
-@pytest.mark.parametrize("duplicates", ["keep", pytest.param("drop", marks=only_whole)])
+@pytest.mark.parametrize("duplicates", ["keep", pytest.param("drop", marks=pytest.mark.slow)])
 def test_chunks_give_the_same_reports_as_the_whole(data: ChunkedSet, duplicates: str) -> None:
     """All but the shards' ends, and so the places in them, is as in one piece."""
     data.spoil()
