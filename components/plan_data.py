@@ -2,7 +2,7 @@
 
 
 def plan_data(run_uri: str) -> list[str]:
-    """Read every record of the source once, without decoding its pictures, and store where chunks begin.
+    """Read every record of the source once, without decoding its images, and store where chunks begin.
 
     Args:
         run_uri: The run's folder.

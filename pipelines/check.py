@@ -33,7 +33,7 @@ from vlmpipe.trainer.storage.hub.client import without_hub
 from vlmpipe.trainer.storage.outage import answering_soon
 from vlmpipe.trainer.storage.user_folders import expanded
 
-LEAST_FREE_GIB = 2
+MIN_FREE_GIB = 2
 SLEEPS = (
     "deploy.min_replicas is 0: after a pause, questions wait or are refused until a replica has started and loaded the "
     "model."
@@ -280,7 +280,7 @@ def _output(config: RunConfig) -> Iterator[Finding]:
         return
     root = expanded(root_uri).absolute()
     free_gib = shutil.disk_usage(existing := require_writable(root)).free / 2**30
-    state: Literal["ok", "warning"] = "ok" if free_gib >= LEAST_FREE_GIB else "warning"
+    state: Literal["ok", "warning"] = "ok" if free_gib >= MIN_FREE_GIB else "warning"
     yield Finding("output", state, f"{root_uri} can be written, {free_gib:,.0f} GiB free")
     with os_errors(f"looking at the file system of {existing}"):
         if limits := limits_of(existing).text(root_uri):

@@ -33,7 +33,7 @@ MAX_PREFIX_CHARS = 200
 MAX_UNFINISHED_CHARS = 1 << 16
 # Names of variables of this process's environment that hold a run file's `secrets`, separated by commas. Their values
 # are hidden whatever form they have, from 4 characters on: shorter ones are in any text.
-SECRETS_VARIABLE, LEAST_SECRET_CHARS = "VLMPIPE_SECRETS", 4
+SECRETS_VARIABLE, MIN_SECRET_CHARS = "VLMPIPE_SECRETS", 4
 
 Value = TypeVar("Value")
 
@@ -106,7 +106,7 @@ def _own_secrets() -> list[str]:
     if not (names := os.environ.get(SECRETS_VARIABLE)):
         return []
     lines = {line.strip() for name in names.split(",") for line in os.environ.get(name, "").splitlines()}
-    return sorted((line for line in lines if len(line) >= LEAST_SECRET_CHARS), key=len, reverse=True)
+    return sorted((line for line in lines if len(line) >= MIN_SECRET_CHARS), key=len, reverse=True)
 
 
 def _redact_forms(text: str) -> str:

@@ -16,8 +16,8 @@ from typing import Any
 
 PATTERNS_FILE = Path(__file__).with_name("secret_patterns.toml")
 GITLEAKS_RULES_FILE = Path(__file__).with_name("gitleaks_rules.json")
-LEAST_BITS_PER_CHARACTER = 4.0  # 32 random letters and digits have about 4.6
-LEAST_CHANGES = 0.4  # share of neighbours of another class; about 0.64 in random text, mostly below 0.4 in names
+MIN_BITS_PER_CHARACTER = 4.0  # 32 random letters and digits have about 4.6
+MIN_CHANGES = 0.4  # share of neighbours of another class; about 0.64 in random text, mostly below 0.4 in names
 MAX_IN_WORDS = 0.2  # share of letters in runs of four small ones; about 0.09 in random text
 MAX_SEPARATORS = 0.12  # share of - and _; 0.03 in random text
 _TOKEN = re.compile(r"[A-Za-z0-9+/=_-]{32,}")
@@ -103,7 +103,7 @@ def _is_random(text: str) -> bool:
         return False
     bits = -sum(count / len(text) * math.log2(count / len(text)) for count in Counter(text).values())
     changes = sum(a != b for a, b in itertools.pairwise(classes)) / (len(text) - 1)
-    return bits >= LEAST_BITS_PER_CHARACTER and changes >= LEAST_CHANGES
+    return bits >= MIN_BITS_PER_CHARACTER and changes >= MIN_CHANGES
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,10 +18,10 @@ from benchmarks.support.suite import Bench
 from benchmarks.support.timing import Measured
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.evaluation.evaluate import Subject, load_subject
-from vlmpipe.trainer.evaluation.held_out.questions import answer, with_images
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question, scores
 from vlmpipe.trainer.evaluation.prediction.answer_file import ToAnswer
 from vlmpipe.trainer.evaluation.prediction.predict import predict
+from vlmpipe.trainer.evaluation.validation.questions import answer, with_images
 
 QUESTIONS = 1000
 RUN = (
@@ -40,7 +40,7 @@ def answers(bench: Bench) -> None:
     run = trained(bench.scratch)
     job = JobConfig.load(str(run / "run.json"))
     subject = load_subject(job, bench.worker)
-    questions = repeated(subject.held_out.questions(0, "none"), questions_wanted)
+    questions = repeated(subject.validation.questions(0, "none"), questions_wanted)
     files = written_images(subject, questions, bench.scratch / "images")
     given: dict[str, list[str]] = {}
 
@@ -48,7 +48,7 @@ def answers(bench: Bench) -> None:
         size = job.evaluate.batch_questions
         found: list[Prediction] = []
         for start in range(0, len(questions), size):
-            asked = with_images(subject.held_out, questions[start : start + size])
+            asked = with_images(subject.validation, questions[start : start + size])
             found += answer(job, subject.model, asked, bench.worker.device)
         given["evaluate"] = [one.prediction for one in found]
         return float(len(questions))
@@ -125,7 +125,7 @@ def written_images(subject: Subject, questions: Sequence[Question], folder: Path
     for question in questions:
         path = folder / f"{question.sample}.png"
         if not path.exists():
-            (image,) = subject.held_out.images(question.sample).read()
+            (image,) = subject.validation.images(question.sample).read()
             path.write_bytes(image)
         found.append(ToAnswer(path, question.question.removeprefix("<image>").strip()))
     return found

@@ -8,8 +8,8 @@ import numpy as np
 
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench
-from vlmpipe.trainer.evaluation.held_out.field_slices import LEVEL
 from vlmpipe.trainer.evaluation.significance.slices import holm, p_of_slice
+from vlmpipe.trainer.evaluation.validation.field_slices import LEVEL
 
 DATA = ((40, 1), (40, 6), (200, 1), (200, 6), (1000, 1))  # images, questions of each
 VALUES = 5  # of the field, as many images each on average

@@ -46,14 +46,14 @@ def speed(bench: Bench) -> None:
         case = case_of(size, strategy, changes, cached=cached)
         with bench.going_on(name):
             first_s, *times_s = alone(partial(step_times_s, steps=steps), case, size, bench.worker)
-            sequences, tokens = case.passes * size.rows.rows, case.passes * size.rows.rows * size.rows.tokens
+            sequences, tokens = case.passes * size.rows.sequences, case.passes * size.rows.sequences * size.rows.tokens
             model = case.config(1).model
             useful = sequences * model_flops_per_sequence(
                 family_of(model).shape(model),
                 useful_tokens=size.rows.tokens,
                 samples=size.samples,
-                images=size.rows.images / size.rows.rows,
-                label_tokens=size.rows.label_tokens / size.rows.rows,
+                images=size.rows.images / size.rows.sequences,
+                label_tokens=size.rows.label_tokens / size.rows.sequences,
                 cached=cached,
             )
             figure = bench.report.figure

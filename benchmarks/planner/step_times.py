@@ -102,13 +102,13 @@ def planned(case: Case, device: Gpu) -> StepSeconds:
     shape = family_of(config.model).shape(config.model)
     rows = case.rows
     load = Workload(
-        sequences_per_step=rows.rows,
+        sequences_per_step=rows.sequences,
         sequence_length=rows.tokens,
         fill=1.0,
         samples_per_sequence=2,
         sample_pairs_per_sequence=rows.tokens**2 / 2,
-        images_per_sequence=rows.images / rows.rows,
-        label_tokens_per_sequence=rows.label_tokens / rows.rows,
+        images_per_sequence=rows.images / rows.sequences,
+        label_tokens_per_sequence=rows.label_tokens / rows.sequences,
         sequences_per_epoch=None,
         steps=None,
         samples=None,

@@ -76,9 +76,9 @@ def _write_plan(folder: Path, job: JobConfig, records: int) -> None:
     ):
         for number, start in enumerate(range(0, records, job.data.chunk_samples)):
             size = min(job.data.chunk_samples, records - start)
-            held_out = np.flatnonzero(random.random(size) < HELD_OUT).tolist()
+            validation = np.flatnonzero(random.random(size) < HELD_OUT).tolist()
             content = hashlib.sha256(str(number).encode()).hexdigest()
-            chunks.write(Chunk(number, start, size, content, held_out=tuple(held_out)).to_json() + "\n")
+            chunks.write(Chunk(number, start, size, content, held_out=tuple(validation)).to_json() + "\n")
             where = [f"row {record}" for record in range(start, start + size)]
             places.write_table(pa.table({"where": where}, WHERE_SCHEMA), row_group_size=size)
     (folder / PARTS).write_text("[0]", encoding="utf-8")

@@ -94,7 +94,7 @@ def _members(load: Workload, steps: int) -> list[list[list[list[int]]]]:
     for step in range(steps):
         batch = sequence.batch(step)
         plan = sequence.plan(batch.epoch)
-        members = [plan.row(number).tolist() for number in range(batch.start, batch.stop)]
+        members = [plan.members_of(number).tolist() for number in range(batch.start, batch.stop)]
         found.append([members[start : start + size] for start in range(0, len(members), size)])
     return found
 

@@ -23,7 +23,9 @@ from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.tracing.fake_inputs import SequenceShape
 
 RANKS, QUICK_CASES = 2, 2
-ROWS = SequenceShape(rows=1, tokens=16, images=1, label_tokens=4)  # a step's own tensors are small beside the weights
+ROWS = SequenceShape(
+    sequences=1, tokens=16, images=1, label_tokens=4
+)  # a step's own tensors are small beside the weights
 SIZES = {
     f"{LANGUAGE}.num_hidden_layers": 8,
     f"{LANGUAGE}.hidden_size": 256,

@@ -8,7 +8,7 @@ from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.records.sweep import Sweep
 from vlmpipe.trainer.storage import open_storage
 
-MIN_HELD_OUT = 10  # validation samples
+MIN_VALIDATION = 10  # validation samples
 
 
 def require_curve(sweep: Sweep) -> None:
@@ -25,10 +25,10 @@ def require_curve(sweep: Sweep) -> None:
         job = JobConfig.load(f"{training.run_uri}/run.json")
         index = Index.load(pointers.prepared_uri)
         validation = min(len(index.split("eval")), job.evaluate.max_samples or len(index.split("eval")))
-        if validation < MIN_HELD_OUT:
+        if validation < MIN_VALIDATION:
             raise DataError(
                 f"a learning curve is to be drawn by {validation} validation samples",
-                expected=f"at least {MIN_HELD_OUT}",
+                expected=f"at least {MIN_VALIDATION}",
                 fix="raise data.validation_fraction or evaluate.max_samples, or add samples",
             )
         job, _ = resolved_sharing(job, str)  # sharing, the smallest share fills the fewest sequences

@@ -9,7 +9,7 @@ from vlmpipe.platforms.table import platform_of
 from vlmpipe.records.registered import Registered
 from vlmpipe.registry.release import require_container
 from vlmpipe.serving.agreement import Agreement
-from vlmpipe.serving.questions import held_out_questions
+from vlmpipe.serving.questions import validation_questions
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.records import write_record
@@ -34,7 +34,7 @@ def deploy_run(run_uri: str, where: str) -> Agreement:
     registered.served_uri(deploy.quantized)  # before anything is asked of an endpoint
     if deploy.quantized or registered.quantized:
         require_container(settings, registered)
-    questions = held_out_questions(run_uri, deploy.smoke_questions)
+    questions = validation_questions(run_uri, deploy.smoke_questions)
     agreement, served = platform_of(where).deploy(run_uri, settings, registered, questions)
     write_record(
         store, RECORD, {**served, "model": registered.model, **_quantized(deploy), **agreement.as_json()}, indent=1

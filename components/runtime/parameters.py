@@ -59,7 +59,7 @@ PARAMETERS = (
         "train.resume",
     ),
     PipelineParameter(
-        "min_exact_match", float, "Share of held-out questions that must be answered exactly", "gate.min_exact_match"
+        "min_exact_match", float, "Share of validation questions that must be answered exactly", "gate.min_exact_match"
     ),
     PipelineParameter(
         "overrides", str, 'Any other fields, as a JSON object of dotted keys, such as {"train.micro_batch_size": 2}.'

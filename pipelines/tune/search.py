@@ -317,9 +317,9 @@ def points(tuning: TuneConfig) -> Iterator[dict[str, Value]]:
     if tuning.algorithm == "GRID_SEARCH":
         grid = (dict(zip(tuning.parameters, point, strict=True)) for point in itertools.product(*_choices(tuning)))
         return itertools.islice(grid, tuning.max_trial_count)
-    chance = random.Random(tuning.seed)
+    generator = random.Random(tuning.seed)
     return (
-        {name: value_at(spec, chance.random()) for name, spec in tuning.parameters.items()}
+        {name: value_at(spec, generator.random()) for name, spec in tuning.parameters.items()}
         for _ in range(tuning.max_trial_count)
     )
 

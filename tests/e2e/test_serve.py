@@ -143,7 +143,7 @@ def test_a_served_model_that_was_evaluated_otherwise_is_refused(folder: Path, ru
 
 
 def test_lmms_eval_scores_the_served_model_as_its_evaluation_does(folder: Path, run: Path) -> None:
-    """As the step benchmark of the pipeline, on a file in POPE's format: held-out questions that are yes or no."""
+    """As the step benchmark of the pipeline, on a file in POPE's format: validation questions that are yes or no."""
     python = ROOT / "build/recipes/lmms-eval/bin/python"
     if not (ROOT / "build/recipes/lmms-eval/.installed").is_file():
         pytest.skip("make recipe-lmms-eval makes its environment")

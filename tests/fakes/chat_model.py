@@ -21,7 +21,7 @@ from vlmpipe.rehearsal.http_server import HttpServer
 PATH = "/v1/chat/completions"
 KNOWN = {"model", "messages", "max_tokens", "temperature", "stream"}
 CONTEXT, IMAGE_TOKENS = 512, 4  # tokens that the model takes, and those of an image
-MOST_CHARS = 10 * CONTEXT  # of a text that is looked at at all
+MAX_CHARS = 10 * CONTEXT  # of a text that is looked at at all
 
 
 class Refused(Exception):
@@ -62,11 +62,11 @@ def chat_completion(body: bytes, name: str, answer: Callable[[str], str]) -> dic
             param="max_tokens",
         )
     text, images = _read(request["messages"])
-    if len(text) > MOST_CHARS:
+    if len(text) > MAX_CHARS:
         raise Refused(
             400,
             f"This model's maximum context length is {CONTEXT} tokens. However, your prompt contains {len(text)} "
-            f"characters (more than {MOST_CHARS} characters, which is the upper bound for {CONTEXT} input tokens). "
+            f"characters (more than {MAX_CHARS} characters, which is the upper bound for {CONTEXT} input tokens). "
             f"Please reduce the length of the input prompt. (parameter=input_text, value={len(text)})",
             param="input_text",
         )

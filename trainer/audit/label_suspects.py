@@ -19,7 +19,7 @@ MIN_NEIGHBOURS = 4  # below which all answers to the question stand for them
 MIN_LOSS = 1.2  # nats: the model gives the label less than about a third of the probability
 MIN_ABOVE = 1.0  # nats above the median of the neighbours, in the mean of the checkpoints
 CONFIRMED_SHARE = 0.5  # of the neighbours' answers, and of validation answers, must be the most probable ones
-MIN_HELD_OUT = 10  # validation answers of a question, below which all rare questions are counted together
+MIN_VALIDATION = 10  # validation answers of a question, below which all rare questions are counted together
 VOTERS = 8  # nearest images with the same question
 MAX_OWN, MIN_OTHER = 1 / 8, 5 / 8  # of them have this label, or another one: a copy of the sample may be among them
 MIN_AGREEMENT = 0.7  # of a question's answers are those of most of their neighbours
@@ -123,12 +123,12 @@ def _judged_by_losses(
 def _is_learned(catalogue: Catalogue, turns: NDArray[np.void], is_exact: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """(answers,) whether the model gives enough of the validation answers to the question, or to all rare questions."""
     splits = np.array([split.name == "eval" for split in catalogue.splits])
-    is_held_out = splits[np.searchsorted(catalogue.starts, turns["sample"], side="right") - 1]
+    is_validation = splits[np.searchsorted(catalogue.starts, turns["sample"], side="right") - 1]
     _, of_question = np.unique(turns["question"], return_inverse=True)
-    asked = np.bincount(of_question, weights=is_held_out)
-    of_question = np.where(asked[of_question] >= MIN_HELD_OUT, of_question, len(asked))
-    asked = np.bincount(of_question, weights=is_held_out, minlength=len(asked) + 1)
-    exact = np.bincount(of_question, weights=is_held_out & is_exact, minlength=len(asked))
+    asked = np.bincount(of_question, weights=is_validation)
+    of_question = np.where(asked[of_question] >= MIN_VALIDATION, of_question, len(asked))
+    asked = np.bincount(of_question, weights=is_validation, minlength=len(asked) + 1)
+    exact = np.bincount(of_question, weights=is_validation & is_exact, minlength=len(asked))
     shares = np.divide(exact, asked, out=np.zeros_like(exact), where=asked > 0)
     learned: NDArray[np.bool_] = shares[of_question] >= CONFIRMED_SHARE
     return learned

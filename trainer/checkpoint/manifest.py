@@ -27,7 +27,7 @@ from vlmpipe.trainer.storage.base import CHUNK_BYTES, clean_name, crc32c_of
 from vlmpipe.trainer.storage.regular_files import read_regular
 
 LARGEST_KEY_BYTES = 1 << 20
-LEAST_BLOCK_BYTES = 1 << 10
+MIN_BLOCK_BYTES = 1 << 10
 MAX_BLOCKS = 1 << 15  # of a file: 128 KiB of CRC32C. A range of 1/1000 of a file reads at most 6 % beside it.
 # Of all files of a save, whose digests each rank of a resume receives: 4 MiB of CRC32C. Ranks above 32 have fewer each.
 MAX_SAVE_BLOCKS = 1 << 20
@@ -79,7 +79,7 @@ def block_bytes_of(size_bytes: int, ranks: int = 1) -> int:
     ranks: that write a file each into the same save.
     """
     most = max(1, min(MAX_BLOCKS, MAX_SAVE_BLOCKS // ranks))
-    return max(1, -(-size_bytes // (most * LEAST_BLOCK_BYTES))) * LEAST_BLOCK_BYTES
+    return max(1, -(-size_bytes // (most * MIN_BLOCK_BYTES))) * MIN_BLOCK_BYTES
 
 
 def sums_of_file(path: Path, *, with_sha256: bool = False, ranks: int = 1) -> FileSums:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 # compiled, an 8B model at 8,192 tokens 637 ms and 674 compiled. It saves the time between and in small kernels.
 MAX_PARAMETERS = 3_000_000_000
 MAX_TOKENS = 4096  # of a micro-batch
-LEAST_FOR_FLOAT8 = 8.9  # compute capability: Ada (L4), Hopper and newer
+MIN_FOR_FLOAT8 = 8.9  # compute capability: Ada (L4), Hopper and newer
 
 
 @dataclass(frozen=True)

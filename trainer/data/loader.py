@@ -99,7 +99,7 @@ class PackedLoader:
         batch = self.sampler.batch(step)
         plan = self.sampler.plan(batch.epoch)
         sequences = batch.sequences_of(rank, world_size)
-        samples = [[] if sequence is None else plan.row(sequence).tolist() for sequence in sequences]
+        samples = [[] if sequence is None else plan.members_of(sequence).tolist() for sequence in sequences]
         self._samples.expect(
             [number for members in samples for number in members],
             brings_images=[brings for members in samples for brings in self._bring_images(members)],
@@ -241,6 +241,8 @@ class PackedLoader:
         return encoded
 
 
-def draw_seed(seed: int, epoch: int, row: int | None) -> int:
+def draw_seed(seed: int, epoch: int, sequence: int | None) -> int:
     """Return the seed of random draws for a packed sequence, the same on any number of processes."""
-    return int(np.random.SeedSequence([seed & 0xFFFFFFFF, epoch, 0 if row is None else row + 1]).generate_state(1)[0])
+    return int(
+        np.random.SeedSequence([seed & 0xFFFFFFFF, epoch, 0 if sequence is None else sequence + 1]).generate_state(1)[0]
+    )

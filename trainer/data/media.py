@@ -1,4 +1,4 @@
-"""Pictures inside other files: pages of documents, frames of videos.
+"""Images inside other files: pages of documents, frames of videos.
 
 A record names one by a fragment after the file's path: `#page=2` (RFC 8118), `#t=1.5` in seconds (Media Fragments URI
 1.0), or `#frame=1/8`, the first of eight frames that are evenly spread.
@@ -67,13 +67,13 @@ class MediaFiles:
         self._read, self._limits = read, limits
         self._threads = threading.local()
 
-    def picture(self, part: Part) -> bytes:
+    def image(self, part: Part) -> bytes:
         """A page as PNG, a frame as JPEG. Raises RejectedError, and UserError (69) without the package that decodes."""
         opened = self._opened(part.file)
-        return _decoded(part.file, lambda: opened.picture(part))
+        return _decoded(part.file, lambda: opened.image(part))
 
     def content(self, part: Part) -> str:
-        """Identity of the picture, without decoding it."""
+        """Identity of the image, without decoding it."""
         return f"{self._opened(part.file).content} {part.fragment}"
 
     def length(self, file: str) -> tuple[float, int]:
@@ -81,7 +81,7 @@ class MediaFiles:
         return self.of_video(file, lambda video: (video.duration_s, video.num_frames))
 
     def of_video(self, file: str, read: Callable[[Video], Result]) -> Result:
-        """Return the result of a function of a video. Raises as `picture`."""
+        """Return the result of a function of a video. Raises as `image`."""
         opened = self._opened(file)
         return _decoded(file, lambda: read(opened.video()))
 
@@ -102,7 +102,7 @@ class _Opened:
         self.file, self._data, self._limits, self.content = file, data, limits, content_of(data)
         self._video: Video | None = None
 
-    def picture(self, part: Part) -> bytes:
+    def image(self, part: Part) -> bytes:
         if not part.page:
             return self._frame(part)
         return self._pdf_page(part) if part.file.lower().endswith(PDF) else self._tiff_page(part)

@@ -40,7 +40,7 @@ class PackingPlan:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def row(self, number: int) -> Int64Array:
+    def members_of(self, number: int) -> Int64Array:
         """Sample numbers of one sequence, in order."""
         return self.members[self.offsets[number] : self.offsets[number + 1]]
 

@@ -40,9 +40,9 @@ class GlobalBatch:
 
     def sequences_of(self, rank: int, world_size: int) -> list[int | None]:
         """Numbers of one rank's sequences: equally many on every rank, None where the batch has no more."""
-        rows: list[int | None] = list(range(self.start + rank, self.stop, world_size))
+        sequences: list[int | None] = list(range(self.start + rank, self.stop, world_size))
         sequences_per_rank = -(-len(self) // world_size)
-        return rows + [None] * (sequences_per_rank - len(rows))
+        return sequences + [None] * (sequences_per_rank - len(sequences))
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +209,10 @@ class PackedBatchSampler:
             epoch += 1
         return self.batch_at(sequences_before + step * self.global_batch_size)
 
-    def first_rows(self, count: int) -> list[list[int]]:
+    def first_sequences(self, count: int) -> list[list[int]]:
         """Sample numbers of the first packed sequences, at most `count`."""
         plan = self.plan(0)
-        return [plan.row(row).tolist() for row in range(min(count, self.num_sequences(0)))]
+        return [plan.members_of(sequence).tolist() for sequence in range(min(count, self.num_sequences(0)))]
 
     def members(self, batch: GlobalBatch) -> Int64Array:
         """Sample numbers of a global batch."""

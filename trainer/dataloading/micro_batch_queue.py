@@ -52,13 +52,13 @@ class MicroBatchQueue(Generic[Item]):
             self._changed.notify_all()
             return True
 
-    def reserve(self, images: int, most_images: int) -> Place[Item] | None:
+    def reserve(self, images: int, max_images: int) -> Place[Item] | None:
         """Wait for room for an item that is to be made, and take the next place. None once the queue is closed.
 
-        Items are begun while fewer than `most_images` images are being made, so that each thread has one.
+        Items are begun while fewer than `max_images` images are being made, so that each thread has one.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._has_room(most_images))
+            self._changed.wait_for(lambda: self._closed or self._has_room(max_images))
             if self._closed:
                 return None
             place = Place[Item](images=images)
@@ -98,8 +98,8 @@ class MicroBatchQueue(Generic[Item]):
             self._places.clear()
             self._changed.notify_all()
 
-    def _has_room(self, most_images: int) -> bool:
-        if self._making_images >= most_images:
+    def _has_room(self, max_images: int) -> bool:
+        if self._making_images >= max_images:
             return False
         if self._largest_bytes is None:
             return self._making < FIRST

@@ -18,7 +18,7 @@ LONGEST_GRAM = 4
 SIGMA = 6.0  # words of difference in length
 SCALE = 10.0
 CAPTION_WORDS = 5.0  # average length from which references look like captions
-MIN_PICTURES = 2  # document frequencies of a single image are meaningless
+MIN_IMAGES = 2  # document frequencies of a single image are meaningless
 
 Gram = tuple[str, ...]
 _CLITIC = re.compile(r"(?<=\w)(n't|'(?:s|re|ve|ll|d|m))(?!\w)")
@@ -48,23 +48,23 @@ def looks_like_captions(references: Sequence[str]) -> bool:
     return bool(references) and fmean(len(tokens(text)) for text in references) >= CAPTION_WORDS
 
 
-def cider_d(pictures: Sequence[Captioned]) -> list[float]:
+def cider_d(captioned: Sequence[Captioned]) -> list[float]:
     """CIDEr-D of each image's caption, from 0 to 10.
 
-    Document frequencies come from the references of `pictures`, so scores of different sets are not comparable, and all
+    Document frequencies come from the references of `captioned`: scores of different sets are not comparable, and all
     are 0 for a single image.
     """
     return cider_d_of_tokens(
-        [([tokens(text) for text in image.references], tokens(image.caption)) for image in pictures]
+        [([tokens(text) for text in image.references], tokens(image.caption)) for image in captioned]
     )
 
 
-def cider_d_of_tokens(pictures: Sequence[tuple[Sequence[list[str]], list[str]]]) -> list[float]:
+def cider_d_of_tokens(captioned: Sequence[tuple[Sequence[list[str]], list[str]]]) -> list[float]:
     """CIDEr-D of (references, caption) given as words."""
-    references = [[_grams(words) for words in texts] for texts, _ in pictures]
+    references = [[_grams(words) for words in texts] for texts, _ in captioned]
     known_by = Counter(gram for texts in references for gram in {gram for grams in texts for gram in grams})
-    rarity = {gram: math.log(len(pictures) / count) for gram, count in known_by.items()}
-    rarest = math.log(len(pictures)) if pictures else 0.0
+    rarity = {gram: math.log(len(captioned) / count) for gram, count in known_by.items()}
+    rarest = math.log(len(captioned)) if captioned else 0.0
 
     def weighed(grams: Counter[Gram]) -> list[dict[Gram, float]]:
         vectors: list[dict[Gram, float]] = [{} for _ in range(LONGEST_GRAM)]
@@ -73,7 +73,7 @@ def cider_d_of_tokens(pictures: Sequence[tuple[Sequence[list[str]], list[str]]])
         return vectors
 
     found = []
-    for (texts, words), counted in zip(pictures, references, strict=True):
+    for (texts, words), counted in zip(captioned, references, strict=True):
         mine = weighed(_grams(words))
         against = [
             math.exp(-((len(words) - len(text)) ** 2) / (2 * SIGMA**2)) * _similarity(mine, weighed(grams))

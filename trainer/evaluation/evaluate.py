@@ -39,20 +39,20 @@ with collector_off():
     from vlmpipe.trainer.evaluation.benchmarks.run import open_benchmarks, run_benchmarks
     from vlmpipe.trainer.evaluation.confusion_matrix import confusions
     from vlmpipe.trainer.evaluation.examiner import Examiner, examiner_of
-    from vlmpipe.trainer.evaluation.held_out.champion import rescore
-    from vlmpipe.trainer.evaluation.held_out.champion_pointer import champion_of
-    from vlmpipe.trainer.evaluation.held_out.field_slices import field_slices
-    from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, answer, shares_of, with_images
-    from vlmpipe.trainer.evaluation.held_out.result import (
+    from vlmpipe.trainer.evaluation.metrics import Prediction, Question, majority_baseline, scores
+    from vlmpipe.trainer.evaluation.quantized.scores import QuantizedExports, require_quantizing
+    from vlmpipe.trainer.evaluation.validation.champion import rescore
+    from vlmpipe.trainer.evaluation.validation.champion_pointer import champion_of
+    from vlmpipe.trainer.evaluation.validation.field_slices import field_slices
+    from vlmpipe.trainer.evaluation.validation.questions import ValidationSplit, answer, shares_of, with_images
+    from vlmpipe.trainer.evaluation.validation.result import (
         Pairs,
         champion_scores,
         control_scores,
         cut_answers,
         paired_answers,
     )
-    from vlmpipe.trainer.evaluation.held_out.shuffled_images import ShuffledImages
-    from vlmpipe.trainer.evaluation.metrics import Prediction, Question, majority_baseline, scores
-    from vlmpipe.trainer.evaluation.quantized.scores import QuantizedExports, require_quantizing
+    from vlmpipe.trainer.evaluation.validation.shuffled_images import ShuffledImages
     from vlmpipe.trainer.evaluation.validation_loss import as_in_training
     from vlmpipe.trainer.hooks.table import features_of
     from vlmpipe.trainer.models.image_processor import image_preparer
@@ -78,11 +78,11 @@ class Subject:
 
     model: AnsweringModel
     prepared: Storage
-    held_out: HeldOut
+    validation: ValidationSplit
 
     @property
     def split(self) -> SplitIndex:
-        return self.held_out.split
+        return self.validation.split
 
 
 def evaluate(job: JobConfig, worker: ProcessContext) -> None:
@@ -93,7 +93,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     store = open_storage(job.run.run_uri)
     champion = champion_of(store)
     subject = load_subject(job, worker)
-    validation, split, stats = subject.held_out, subject.split, json.loads(subject.prepared.read("stats.json"))
+    validation, split, stats = subject.validation, subject.split, json.loads(subject.prepared.read("stats.json"))
     questions = validation.questions(job.evaluate.max_samples, job.evaluate.earlier_turns)
     mine = shares_of(questions, worker.world_size, job.evaluate.batch_questions)[worker.rank]
     controls: list[str] = [*job.evaluate.controls]
@@ -214,7 +214,7 @@ def load_subject(job: JobConfig, worker: ProcessContext) -> Subject:
     readers.require_room(split)
     budget = BatchBudget(job.evaluate.batch_tokens)
     return Subject(
-        AnsweringModel(family, model, chat, readers.features, budget), prepared, HeldOut(split, readers.samples)
+        AnsweringModel(family, model, chat, readers.features, budget), prepared, ValidationSplit(split, readers.samples)
     )
 
 
@@ -226,15 +226,15 @@ def records_of_questions(
     for start in range(0, len(questions), job.evaluate.batch_questions):
         batch = questions[start : start + job.evaluate.batch_questions]
         turns = [
-            subject.held_out.shards.turns(subject.split.sample_location(asked.sample))[asked.turn] for asked in batch
+            subject.validation.shards.turns(subject.split.sample_location(asked.sample))[asked.turn] for asked in batch
         ]
-        images = [subject.held_out.images(asked.sample) for asked in batch]
+        images = [subject.validation.images(asked.sample) for asked in batch]
         found += examiner.records(job, subject.model, turns, images, worker.device)
     return [((asked.id, asked.turn), one) for asked, one in zip(questions, found, strict=True)]
 
 
 @dataclass(frozen=True)
-class HeldOutLoss:
+class ValidationLoss:
     """Mean loss over all label tokens of the packed validation split, of pairs those of chosen answers; what pairs say
     (`preference_scores`); and the loss over the sequences that training validates on, with their label tokens."""
 
@@ -244,7 +244,7 @@ class HeldOutLoss:
     of_first_label_tokens: int = 0
 
 
-def _as_in_training(job: JobConfig, run: Storage, found: HeldOutLoss) -> dict[str, float]:
+def _as_in_training(job: JobConfig, run: Storage, found: ValidationLoss) -> dict[str, float]:
     """See `as_in_training`; says where there is nothing to compare."""
     described = require_whole_export(run)
     compared = as_in_training(
@@ -260,7 +260,7 @@ def _as_in_training(job: JobConfig, run: Storage, found: HeldOutLoss) -> dict[st
     return compared
 
 
-def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) -> HeldOutLoss:
+def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) -> ValidationLoss:
     """Collective."""
     in_pairs = job.train.in_pairs
     sequence = PackedBatchSampler(
@@ -278,7 +278,7 @@ def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) ->
     Recompute(loss_chunk_tokens=job.train.loss_chunk_tokens).apply(model.family, module)
     # Loss and label tokens, of all sequences and of the first ones.
     total = torch.zeros(2, 2, dtype=torch.float64, device=worker.device)
-    loader = PackedLoader(subject.split, sequence, model.chat, subject.held_out.shards, images=not cached)
+    loader = PackedLoader(subject.split, sequence, model.chat, subject.validation.shards, images=not cached)
     pairs: dict[str, list[float]] = {}
     with torch.inference_mode():
         for step in range(sequence.num_steps(1)):
@@ -298,7 +298,7 @@ def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) ->
     dist.all_reduce(total)
     loss = float(total[0, 0] / total[0, 1])
     if not in_pairs:
-        return HeldOutLoss(loss, {}, float(total[1, 0] / total[1, 1]), int(total[1, 1]))
+        return ValidationLoss(loss, {}, float(total[1, 0] / total[1, 1]), int(total[1, 1]))
     everyone: list[dict[str, list[float]]] = [{}] * worker.world_size
     dist.all_gather_object(everyone, pairs)
     of_all = {identity: values for part in everyone for identity, values in part.items()}
@@ -307,7 +307,7 @@ def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) ->
     scores: dict[str, float] = {}
     for feature in features_of(job):
         scores |= feature.pair_scores(job, log_probs, tokens)
-    return HeldOutLoss(loss, scores)
+    return ValidationLoss(loss, scores)
 
 
 def main(arguments: list[str] | None = None) -> None:

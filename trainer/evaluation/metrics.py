@@ -11,7 +11,7 @@ from typing import Literal, NotRequired, TypedDict
 import numpy as np
 
 from vlmpipe.trainer.data.sample import DEFAULT_SLICE, Turn
-from vlmpipe.trainer.evaluation.cider import MIN_PICTURES, Captioned, cider_d, looks_like_captions
+from vlmpipe.trainer.evaluation.cider import MIN_IMAGES, Captioned, cider_d, looks_like_captions
 from vlmpipe.trainer.evaluation.vqa_answers import normalise_answer
 
 MIN_SIMILARITY = 0.5  # this and lower similarities score 0
@@ -107,13 +107,13 @@ def exact_match(predictions: Sequence[Prediction]) -> Scores:
 
 def scores(
     predictions: Sequence[Prediction],
-    pictures: Mapping[tuple[str, int], Hashable] | None = None,
+    image_keys: Mapping[tuple[str, int], Hashable] | None = None,
     captions: Literal["auto", "on", "off"] = "off",
 ) -> Scores:
     """Mean exact match, VQA accuracy and ANLS, overall and per slice, and CIDEr-D of captions.
 
     Args:
-        pictures: image and question by a prediction's id and turn. Expected answers to the same one are references of
+        image_keys: image and question by a prediction's id and turn. Expected answers to the same one are references of
             one caption. Without it, each prediction has one reference.
         captions: `auto` adds `cider_d` where answers look like captions.
     """
@@ -124,8 +124,8 @@ def scores(
         group["vqa_accuracy"] = _mean_of(vqa_accuracy, asked)
         group["anls"] = _mean_of(anls, asked)
         if captions == "on" or (captions == "auto" and looks_like_captions([one.answer for one in asked])):
-            together = captioned(asked, pictures or {})
-            group["cider_d"] = fmean(cider_d(together)) if len(together) >= MIN_PICTURES else None
+            together = captioned(asked, image_keys or {})
+            group["cider_d"] = fmean(cider_d(together)) if len(together) >= MIN_IMAGES else None
     return found
 
 
@@ -134,11 +134,11 @@ def _mean_of(score: Callable[[str, str], float], predictions: Sequence[Predictio
     return fmean(score(asked.answer, asked.prediction) for asked in predictions) if predictions else None
 
 
-def captioned(predictions: Sequence[Prediction], pictures: Mapping[tuple[str, int], Hashable]) -> list[Captioned]:
+def captioned(predictions: Sequence[Prediction], image_keys: Mapping[tuple[str, int], Hashable]) -> list[Captioned]:
     """Each image with all its expected captions and the model's first one."""
     groups: dict[Hashable, list[Prediction]] = {}
     for one in predictions:
-        groups.setdefault(pictures.get((one.id, one.turn), (one.id, one.turn)), []).append(one)
+        groups.setdefault(image_keys.get((one.id, one.turn), (one.id, one.turn)), []).append(one)
     return [Captioned(tuple(one.answer for one in group), group[0].prediction) for group in groups.values()]
 
 

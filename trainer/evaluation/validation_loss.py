@@ -56,7 +56,7 @@ class Validation:
     loader: PackedLoader
     image_source: ImageSource
     replica: DataParallelRank
-    rows: list[list[int]]  # sample numbers of each sequence, equally many sequences for every rank
+    members: list[list[int]]  # sample numbers of each sequence, equally many sequences for every rank
     micro_batch_size: int
     groups: tuple[Group, ...]
     online: bool  # pixel values, not cached features
@@ -71,7 +71,7 @@ class Validation:
     @cached_property
     def sequences(self) -> list[PackedSequence]:
         """Read once: reading them again would evict shards that training needs."""
-        return [self.loader.pack_sequence(samples) for samples in self.rows]
+        return [self.loader.pack_sequence(samples) for samples in self.members]
 
     @cached_property
     def features(self) -> list[PackedBatch]:
@@ -84,10 +84,12 @@ class Validation:
 
     def _made(self) -> Iterator[PackedBatch]:
         size, part, parts = self.micro_batch_size, self.replica.part, self.replica.parts
-        rows = [self.sequences[start : start + size] for start in range(0, len(self.sequences), size)]
+        micro_batches = [self.sequences[start : start + size] for start in range(0, len(self.sequences), size)]
         answers = self.answers if self.misses else None
         return in_parallel(
-            lambda some: collate(some, self.image_source, part=part, parts=parts, answers=answers), rows, threads=1
+            lambda some: collate(some, self.image_source, part=part, parts=parts, answers=answers),
+            micro_batches,
+            threads=1,
         )
 
     def losses(self, strategy: Strategy, worker: ProcessContext) -> dict[str, float]:
@@ -148,17 +150,17 @@ def validation_of(
     )
     plan = sequence.plan(0)
     count = min(len(plan), settings.validated_sequences)
-    sequences = {"": [plan.row(row).tolist() for row in range(count)]}
+    by_name = {"": [plan.members_of(number).tolist() for number in range(count)]}
     if job.data.sources:
-        sequences = by_source(sequences[""], lambda sample: split.ids[sample].partition("/")[0], sequence.fits)
+        by_name = by_source(by_name[""], lambda sample: split.ids[sample].partition("/")[0], sequence.fits)
     members, groups = [], []
-    for source, rows in sequences.items():
-        starts = range(0, len(rows), step_sequences)
+    for source, sequences in by_name.items():
+        starts = range(0, len(sequences), step_sequences)
         places = range(replica.index, step_sequences, replica.count)
-        mine = [start + place for start in starts for place in places]
-        members += [rows[row] if row < len(rows) else [] for row in mine]
-        label_tokens = int(split.label_tokens[[sample for row in rows for sample in row]].sum())
-        groups.append(Group(source, len(mine) // settings.micro_batch_size, label_tokens))
+        numbers = [start + place for start in starts for place in places]
+        members += [sequences[number] if number < len(sequences) else [] for number in numbers]
+        label_tokens = int(split.label_tokens[[sample for sequence in sequences for sample in sequence]].sum())
+        groups.append(Group(source, len(numbers) // settings.micro_batch_size, label_tokens))
     return Validation(
         PackedLoader(split, sequence, chat, reader, images=images, ranges=ranges),
         image_source,
@@ -168,7 +170,9 @@ def validation_of(
         tuple(groups),
         online=images,
         misses=misses,
-        answers=_first_answers(split, [sample for rows in sequences.values() for row in rows for sample in row]),
+        answers=_first_answers(
+            split, [sample for sequences in by_name.values() for sequence in sequences for sample in sequence]
+        ),
     )
 
 
@@ -179,24 +183,24 @@ def _first_answers(split: SplitIndex, samples: Sequence[int]) -> dict[str, int]:
 
 
 def by_source(
-    rows: Iterable[Sequence[int]], source_of: Callable[[int], str], fits: Callable[[Sequence[int]], bool]
+    sequences: Iterable[Sequence[int]], source_of: Callable[[int], str], fits: Callable[[Sequence[int]], bool]
 ) -> dict[str, list[list[int]]]:
     """Repack the samples into sequences of one source each, by source name in order.
 
     A source gets at most as many sequences as have its samples now. `fits`: whether samples fit into one sequence.
     """
-    found: dict[str, list[list[int]]] = {}
-    for row in rows:
+    repacked: dict[str, list[list[int]]] = {}
+    for sequence in sequences:
         parts: dict[str, list[int]] = {}
-        for sample in row:
+        for sample in sequence:
             parts.setdefault(source_of(sample), []).append(sample)
         for source, part in parts.items():
-            of_source = found.setdefault(source, [])
+            of_source = repacked.setdefault(source, [])
             if of_source and fits([*of_source[-1], *part]):
                 of_source[-1] += part
             else:
                 of_source.append(part)
-    return dict(sorted(found.items()))
+    return dict(sorted(repacked.items()))
 
 
 @dataclass(frozen=True)

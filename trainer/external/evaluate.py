@@ -1,6 +1,6 @@
 """The evaluation job of a run with an evaluation of its own (train.trainer.evaluate_command).
 
-The command reads the result in {model} and the held-out samples in {data}, and writes evaluate.json into {output}.
+The command reads the result in {model} and the validation samples in {data}, and writes evaluate.json into {output}.
 """
 
 from __future__ import annotations

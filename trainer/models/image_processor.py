@@ -38,9 +38,9 @@ def published_inputs(
     published: PublishedImages, images: Sequence[bytes], samples: Sequence[int] | None = None
 ) -> Images:
     """Pixels from a model's own processor: of each sample by itself, because it may count them."""
-    pictures = iter(for_each(decoded, images))
+    pixels = iter(for_each(decoded, images))
     counts = [1] * len(images) if samples is None else samples
-    of_samples = [list(itertools.islice(pictures, count)) for count in counts if count]
+    of_samples = [list(itertools.islice(pixels, count)) for count in counts if count]
     return Images(join(for_each(published.tensors, of_samples)))
 
 

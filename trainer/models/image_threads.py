@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from vlmpipe.trainer.sizing.image_preparation import most_threads_of, threads_of
+from vlmpipe.trainer.sizing.image_preparation import max_threads_of, threads_of
 from vlmpipe.trainer.threads import thread_pool
 
 Item = TypeVar("Item")
@@ -42,14 +42,14 @@ def num_threads() -> int:
     return threads_of(*_cores_and_ranks()) if _chosen.threads is None else _chosen.threads
 
 
-def most_useful_threads() -> int:
+def max_useful_threads() -> int:
     """Return this rank's share of the machine's cores."""
-    return most_threads_of(*_cores_and_ranks())
+    return max_threads_of(*_cores_and_ranks())
 
 
 def max_threads() -> int:
     """Return the most threads that this process may come to have."""
-    return max(num_threads(), most_useful_threads()) if _chosen.may_grow else num_threads()
+    return max(num_threads(), max_useful_threads()) if _chosen.may_grow else num_threads()
 
 
 def more_threads() -> int:

@@ -16,7 +16,7 @@ START = b"\xff\xd8"
 HEAD = START + b"\xff\xe1"  # and the length of the segment, in two bytes that count themselves
 TAG = b"video frames\0"
 TAG_AT = len(HEAD) + 2
-MOST_FRAMES = 16_000  # whose sizes fit into a segment
+MAX_FRAMES = 16_000  # whose sizes fit into a segment
 
 
 class VideoFile(bytes):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.models.image_threads import most_useful_threads, num_threads
+from vlmpipe.trainer.models.image_threads import max_useful_threads, num_threads
 
 MAX_WAIT_SHARE = 0.1  # of the time: below it, other causes cost more
 MIN_UTILIZATION = 60.0  # percent of a sample period in which a kernel ran, mean of the GPUs
@@ -23,7 +23,7 @@ class Threads:
 
     @classmethod
     def of_this_process(cls) -> Threads:
-        return cls(num_threads(), most_useful_threads())
+        return cls(num_threads(), max_useful_threads())
 
 
 class IdleWatch:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 RUN_TAG = "vlmpipe.run_id"
 FINISH_S = 60.0
-MAX_PARAMS, MOST_CHARS = 100, 500  # of one request, of a value
+MAX_PARAMS, MAX_CHARS = 100, 500  # of one request, of a value
 # Of the library, which would otherwise try for minutes.
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 
@@ -83,7 +83,7 @@ def open_mlflow(job: JobConfig) -> MlflowLog | None:
         existing = client.get_experiment_by_name(name)
         experiment = existing.experiment_id if existing else client.create_experiment(name)
         run_id = _run_of(client, experiment, job.run.run_id)
-        params = [Param(key, str(value)[:MOST_CHARS]) for key, value in _fields(job).items()]
+        params = [Param(key, str(value)[:MAX_CHARS]) for key, value in _fields(job).items()]
         for start in range(0, len(params), MAX_PARAMS):
             client.log_batch(run_id, params=params[start : start + MAX_PARAMS])
     except Exception as error:  # of the library, the network or the store: the run trains without MLflow

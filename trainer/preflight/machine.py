@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 
-from vlmpipe.trainer.config.compiling import LEAST_FOR_FLOAT8
+from vlmpipe.trainer.config.compiling import MIN_FOR_FLOAT8
 from vlmpipe.trainer.distributed.cuda_builds import architectures_of, driver_runs, has_code_for, min_driver
 from vlmpipe.trainer.distributed.nccl_plugin import check_plugin
 from vlmpipe.trainer.errors import ExitCode, UserError
@@ -194,12 +194,12 @@ def _without_code(_bought: BoughtMachine, gpus: FoundGpus) -> Finding | None:
 
 
 def _without_float8(bought: BoughtMachine, gpus: FoundGpus) -> Finding | None:
-    older = [gpu for gpu in gpus.gpus if gpu.name and _capability(gpu) < LEAST_FOR_FLOAT8]
+    older = [gpu for gpu in gpus.gpus if gpu.name and _capability(gpu) < MIN_FOR_FLOAT8]
     if not (bought.float8 and older):
         return None
     return Finding(
         f"train.float8 does not work on {older[0].name}, of compute capability {_capability(older[0])}",
-        f"{LEAST_FOR_FLOAT8} or newer: L4, H100, H200, B200",
+        f"{MIN_FOR_FLOAT8} or newer: L4, H100, H200, B200",
         "set train.float8 to none, or take another cluster.accelerator_type",
     )
 

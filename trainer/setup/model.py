@@ -118,6 +118,6 @@ def with_weights_from_data(run: OpenRun, built: BuiltModel, loader: PackedLoader
         deferred = feature.fill_from_data(
             built.model,
             deferred,
-            lambda count: [loader.pack_sequence(sequence) for sequence in run.data.sampler.first_rows(count)],
+            lambda count: [loader.pack_sequence(sequence) for sequence in run.data.sampler.first_sequences(count)],
         )
     return dataclasses.replace(built, deferred=deferred)

@@ -24,10 +24,10 @@ THREAD_SHARE = 0.6  # of the rate alone that a thread has beside others: a vCPU 
 
 def threads_of(cores: int, ranks: int) -> int:
     """Return the threads that each of `ranks` ranks that share a machine's cores begins with (data.loader_threads)."""
-    return min(MAX_THREADS, most_threads_of(cores, ranks))
+    return min(MAX_THREADS, max_threads_of(cores, ranks))
 
 
-def most_threads_of(cores: int, ranks: int) -> int:
+def max_threads_of(cores: int, ranks: int) -> int:
     """Return a rank's share of the cores, up to which it takes more threads while training waits for images."""
     return max(1, cores // ranks)
 
@@ -49,7 +49,7 @@ def rank_preparation_s(
 
     setting: data.loader_threads. More threads than cores give no more.
     """
-    most = most_threads_of(cores, ranks)
+    most = max_threads_of(cores, ranks)
     threads = most if setting == "auto" else min(setting, most)
     # What its threads gain with the library's processors was not measured on a machine with cores to give.
     threads = 1 if images == "published" else threads

@@ -80,25 +80,25 @@ def inputs_of_rank(inputs: dict[str, Any], context: ContextParallel) -> dict[str
     """
     assert "samples" in inputs, "attention needs the bounds of samples: positions of one rank's tokens do not show them"
     hidden, positions = inputs["inputs_embeds"], inputs["position_ids"]
-    rows, tokens, width = hidden.shape
+    sequences, tokens, width = hidden.shape
     for name, value in inputs.items():
-        if name not in BY_TOKEN and isinstance(value, torch.Tensor) and value.shape[:2] == (rows, tokens):
+        if name not in BY_TOKEN and isinstance(value, torch.Tensor) and value.shape[:2] == (sequences, tokens):
             raise ConfigError(
                 f"the language model takes {name} for each token, and ranks that share sequences do not split it",
                 fix="set train.context_parallel to 1",
             )
-    local_tokens = rows * tokens // context.ranks
+    local_tokens = sequences * tokens // context.ranks
     start = context.number * local_tokens
     # A copy, or the first layer would keep all tokens in memory.
-    local_hidden = hidden.reshape(-1, width)[start : start + local_tokens].clone().view(rows, -1, width)
-    local_positions = positions.flatten(-2)[..., start : start + local_tokens].unflatten(-1, (rows, -1))
+    local_hidden = hidden.reshape(-1, width)[start : start + local_tokens].clone().view(sequences, -1, width)
+    local_positions = positions.flatten(-2)[..., start : start + local_tokens].unflatten(-1, (sequences, -1))
     local_inputs = {"inputs_embeds": local_hidden, "position_ids": local_positions, "context": context}
     if inputs.get("deepstack_visual_embeds"):
         places, levels = inputs["visual_pos_masks"], inputs["deepstack_visual_embeds"]
         if places.dtype == torch.bool:
             is_image = places.flatten()
             before, end = (int(is_image[:token].sum()) for token in (start, start + local_tokens))
-            local_inputs["visual_pos_masks"] = is_image[start : start + local_tokens].view(rows, -1)
+            local_inputs["visual_pos_masks"] = is_image[start : start + local_tokens].view(sequences, -1)
             local_inputs["deepstack_visual_embeds"] = [level[before:end] for level in levels]
             return local_inputs
         # The host does not know how many of them are this rank's: those of other tokens become zeros at one of its own.

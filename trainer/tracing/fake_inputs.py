@@ -21,9 +21,9 @@ TokenGrid = tuple[int, int]  # rows and columns of an image, in tokens
 
 @dataclass(frozen=True)
 class SequenceShape:
-    """One forward pass: `rows` packed sequences of `tokens` tokens, with `images` and `label_tokens` in all of them."""
+    """One forward pass: packed `sequences` of `tokens` tokens, with `images` and `label_tokens` in all of them."""
 
-    rows: int
+    sequences: int
     tokens: int
     images: int
     label_tokens: int
@@ -36,7 +36,7 @@ def image_grids(config: ModelConfig, shape: SequenceShape) -> list[TokenGrid]:
     """
     grids = image_form_of(config).grids
     assert grids is not None
-    left, image_shapes = shape.rows * shape.tokens - shape.label_tokens, []
+    left, image_shapes = shape.sequences * shape.tokens - shape.label_tokens, []
     for images in range(shape.images, 0, -1):
         tokens = min(grids.max_tokens, -(-left // images))
         if tokens < 1:
@@ -70,16 +70,16 @@ def inputs_of(
     else:
         images, image_tokens = _square_images(config, shape, cached=cached)
     published = image_form_of(config).published
-    labels = min(shape.label_tokens, shape.rows * shape.tokens // context_parallel)
+    labels = min(shape.label_tokens, shape.sequences * shape.tokens // context_parallel)
     lengths = equal_lengths(shape.tokens, sequence_samples)
-    input_ids = torch.zeros(shape.rows * shape.tokens, dtype=torch.int64)
+    input_ids = torch.zeros(shape.sequences * shape.tokens, dtype=torch.int64)
     input_ids[:image_tokens] = published.image_token_id if published else vocabulary - 1
     return {
-        "input_ids": input_ids.view(shape.rows, shape.tokens),
-        "position_ids": torch.cat([torch.arange(length) for length in lengths]).repeat(*axes, shape.rows, 1),
+        "input_ids": input_ids.view(shape.sequences, shape.tokens),
+        "position_ids": torch.cat([torch.arange(length) for length in lengths]).repeat(*axes, shape.sequences, 1),
         "label_index": torch.zeros(labels, dtype=torch.int64),
         "label_ids": torch.zeros(labels, dtype=torch.int64),
-        "samples": CuSeqlens.of([lengths] * shape.rows, shape.tokens),
+        "samples": CuSeqlens.of([lengths] * shape.sequences, shape.tokens),
         **images,
     }
 
@@ -98,7 +98,7 @@ def _projected_images(config: ModelConfig, shape: SequenceShape, *, cached: bool
     images = image_form_of(config).published
     assert images is not None
     patches, in_patch = images.patches
-    image_tokens = min(shape.images * images.max_tokens, shape.rows * shape.tokens - shape.label_tokens)
+    image_tokens = min(shape.images * images.max_tokens, shape.sequences * shape.tokens - shape.label_tokens)
     inputs = {PROJECTED: torch.zeros(image_tokens, images.hidden)}
     if cached:
         stored = HfFamily().stored_numbers(config)

@@ -72,7 +72,7 @@ def trace_stage(
         if compute != "fp32":
             sent_dtype = torch.bfloat16
             cast_weights(module, compute)
-        passed_on = (shape.rows, shape.tokens, width)
+        passed_on = (shape.sequences, shape.tokens, width)
         if stage.is_first:
             without_numbers(module)
             add_vision_bytes(config, module, inputs["images"], compute, recompute)
@@ -104,6 +104,6 @@ def _trace(module: nn.Module, inputs: dict[str, Any], gradient: Tensor | None, p
         if output.requires_grad:
             output.backward(gradient)
         backward = tracker.take_peak(next_category="backward")
-    of_rows = {name: value for name, value in inputs.items() if name != "hidden"}
-    input_bytes = sum(tensor.nbytes for tensor in tensors_of(of_rows))
+    of_sequences = {name: value for name, value in inputs.items() if name != "hidden"}
+    input_bytes = sum(tensor.nbytes for tensor in tensors_of(of_sequences))
     return StageTrace(forward, saved, backward, passed_on_bytes, input_bytes)

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from vlmpipe.audit.screen import NAMES, decision, table
 from vlmpipe.report.pages import STYLE, page_template
-from vlmpipe.report.samples import Picture, thumbnail
+from vlmpipe.report.samples import EmbeddedImage, thumbnail
 from vlmpipe.trainer import __version__
 from vlmpipe.trainer.audit.catalogue import PreparedSamples
 from vlmpipe.trainer.audit.findings import Audit, Finding, Flagged
@@ -27,7 +27,7 @@ class Card:
     """A sample with its first image."""
 
     sample: Flagged
-    image: Picture
+    image: EmbeddedImage
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def build_page(name: str, audit: Audit, stored: PreparedSamples) -> str:
 def _section(finding: Finding, stored: PreparedSamples) -> Section:
     groups = []
     for members in _groups(finding.flagged)[:SHOWN_GROUPS]:
-        groups.append(tuple(Card(_printable(flag), _picture(stored, flag)) for flag in members[:SHOWN_MEMBERS]))
+        groups.append(tuple(Card(_printable(flag), _image(stored, flag)) for flag in members[:SHOWN_MEMBERS]))
     return Section(NAMES[finding.kind][0], finding, tuple(groups), finding.samples - sum(map(len, groups)))
 
 
@@ -80,14 +80,14 @@ def _groups(flagged: Sequence[Flagged]) -> list[list[Flagged]]:
     return sorted(alone + together, key=lambda members: -max(flag.score for flag in members))
 
 
-def _picture(stored: PreparedSamples, sample: Flagged) -> Picture:
+def _image(stored: PreparedSamples, sample: Flagged) -> EmbeddedImage:
     """The first image of a sample, or why there is none."""
     split = next(split for split in stored.splits if split.name == sample.split)
     number = split.number(sample.id)
     if number is None:
-        return Picture(problem="This sample is not in the prepared data any more.")
+        return EmbeddedImage(problem="This sample is not in the prepared data any more.")
     try:
         images = stored.shards.images(split.sample_location(number))
     except UserError as error:
-        return Picture(problem=f"The image cannot be read: {error.found}.")
-    return thumbnail(images[0], PIXELS) if images else Picture(problem="no image")
+        return EmbeddedImage(problem=f"The image cannot be read: {error.found}.")
+    return thumbnail(images[0], PIXELS) if images else EmbeddedImage(problem="no image")

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from vlmpipe.config.yaml_loader import packaged_yaml
-from vlmpipe.trainer.config.compiling import LEAST_FOR_FLOAT8
+from vlmpipe.trainer.config.compiling import MIN_FOR_FLOAT8
 from vlmpipe.trainer.nesting import object_at
 
 FOLDER = Path(__file__).parent
@@ -42,7 +42,7 @@ class Device:
     @property
     def has_float8(self) -> bool:
         """Return whether it multiplies matrices of 8-bit floats."""
-        return self.compute_capability >= LEAST_FOR_FLOAT8
+        return self.compute_capability >= MIN_FOR_FLOAT8
 
 
 @dataclass(frozen=True)

@@ -209,7 +209,7 @@ def serve(
     from vlmpipe.platforms.jobs.signals import handling
     from vlmpipe.serving.agreement import measure_agreement, require_agreement
     from vlmpipe.serving.openai import CHAT_PATH, ChatServer
-    from vlmpipe.serving.questions import held_out_questions
+    from vlmpipe.serving.questions import validation_questions
     from vlmpipe.trainer.config.checkpoint import QuantizedFormat
     from vlmpipe.trainer.serving.local_server import serving
 
@@ -226,7 +226,7 @@ def serve(
                 server.wait()
         return
     with doing(f"asking {check} questions of {run}"):
-        questions = held_out_questions(run_uri, check)
+        questions = validation_questions(run_uri, check)
         if url:
             found = measure_agreement(questions, ChatServer(url, model).ask)
         else:

@@ -44,10 +44,10 @@ def field_differences(
     """The differences on each value. lines: of each run, to the same questions. A question's fields are those of the
     first run that has any: data prepared before data.slices named them has none.
     """
-    from vlmpipe.trainer.evaluation.held_out.field_slices import LEVEL
-    from vlmpipe.trainer.evaluation.held_out.field_values import grouped, obstacle
     from vlmpipe.trainer.evaluation.significance.paired import interval, paired_counts
     from vlmpipe.trainer.evaluation.significance.slices import holm, p_of_pair
+    from vlmpipe.trainer.evaluation.validation.field_slices import LEVEL
+    from vlmpipe.trainer.evaluation.validation.field_values import grouped, obstacle
     from vlmpipe.trainer.records.evaluation import ranges_sentence
 
     members: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))

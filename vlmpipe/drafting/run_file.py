@@ -24,9 +24,9 @@ TEMPLATE = Path(__file__).parents[1] / "run_files/llava-local.yaml"
 LONGEST = 8192  # tokens of a sample that a look takes
 SMALL_VOCABULARY, FEW_WORDS = 512, 300  # tokens; distinct words
 STEPS, MAX_EPOCHS = 400, 30  # of a first run that ends within minutes
-FEW_HELD_OUT = 100  # questions, below which a score says little
+FEW_QUESTIONS = 100  # questions, below which a score says little
 MAX_ANSWER_TOKENS = 64
-DEFAULT_SHARE, FEWEST_HELD_OUT = 0.1, 5  # share and number of images that are held out
+DEFAULT_SHARE, MIN_VALIDATION = 0.1, 5  # share and number of images that are held out
 COLUMNS = 100  # of comments
 ELSEWHERE = "# Vertex AI and Kubeflow need the section gcp and an image: vlmpipe docs first-run-on-vertex"
 
@@ -102,7 +102,7 @@ def _sizes(facts: Facts) -> dict[str, object]:
     length = max(256, power_of_two(1.25 * longest))
     epochs = math.ceil(8 * STEPS / max(1, facts.coverage.samples))
     few = len(facts.words) < FEW_WORDS
-    share = _held_out_share(facts)
+    share = _validation_share(facts)
     return {
         **({"data.validation_fraction": share} if share > DEFAULT_SHARE else {}),
         "model.language_model.config.max_position_embeddings": length,
@@ -113,14 +113,14 @@ def _sizes(facts: Facts) -> dict[str, object]:
     }
 
 
-def _held_out_share(facts: Facts) -> float:
+def _validation_share(facts: Facts) -> float:
     """Return the share of distinct images for validation: a tenth, and more of few images.
 
     DEFAULT_SHARE where the data has splits.
     """
     if facts.splits.keys() - {"none"}:
         return DEFAULT_SHARE
-    return min(0.5, max(DEFAULT_SHARE, round(FEWEST_HELD_OUT / max(1, facts.distinct_images), 2)))
+    return min(0.5, max(DEFAULT_SHARE, round(MIN_VALIDATION / max(1, facts.distinct_images), 2)))
 
 
 def _questions(facts: Facts, changes: Mapping[str, object]) -> list[str]:
@@ -133,14 +133,14 @@ def _questions(facts: Facts, changes: Mapping[str, object]) -> list[str]:
             "A pretrained one sees more: vlmpipe init qwen-vl."
         )
     if not facts.splits.keys() - {"none"}:
-        share = _held_out_share(facts)
+        share = _validation_share(facts)
         validation = share * sum(facts.questions.values())
         if share > DEFAULT_SHARE:
             questions.append(
                 f"Only {facts.distinct_images} different images, which are never on both sides: {share:.0%} are held "
                 "out. Are there more?"
             )
-        if validation < FEW_HELD_OUT and not facts.is_part:
+        if validation < FEW_QUESTIONS and not facts.is_part:
             questions.append(
                 f"About {validation:.0f} questions are in the validation split: too few to tell models apart. Are "
                 "there more data?"
@@ -175,7 +175,7 @@ def facts_lines(draft: Draft) -> list[tuple[str, str]]:
         ("images", f"about {width} x {height} pixels, {different}" if width else "none"),
         ("questions", f"{len(facts.questions):,} different, {len(facts.answers):,} different answers"),
         ("tokens", f"{median}, at most {ordered[-1]:,} of {facts.checked:,} that were checked"),
-        ("split", splits or f"{_held_out_share(facts):.0%} of the images are held out"),
+        ("split", splits or f"{_validation_share(facts):.0%} of the images are held out"),
     ]
 
 

@@ -20,7 +20,7 @@ VALUES: tuple[ValueKind, ...] = (
     "double_value_spec", "integer_value_spec", "discrete_value_spec", "categorical_value_spec"
 )  # fmt: skip
 RANGES = VALUES[:2]
-LEAST_APART, MAX_DISCRETE_VALUES = 1e-10, 1000
+MIN_APART, MAX_DISCRETE_VALUES = 1e-10, 1000
 LOG_SCALES = ("UNIT_LOG_SCALE", "UNIT_REVERSE_LOG_SCALE")
 _BRACES = re.compile(r"\{\{\s*([A-Za-z_][\w-]*)\s*\}\}|\$\{([A-Za-z_][\w-]*)\}")
 
@@ -163,7 +163,7 @@ def _values(parameter: Parameter, kind: ValueKind, path: FieldPath) -> Iterator[
         if not listed:
             yield Violation("VP802", (*here, "values"), "no value", "the values to choose from")
         numbers = [value for value in listed if isinstance(value, int | float)]  # unread ones have a violation
-        if kind == VALUES[2] and any(after - before < LEAST_APART for before, after in itertools.pairwise(numbers)):
+        if kind == VALUES[2] and any(after - before < MIN_APART for before, after in itertools.pairwise(numbers)):
             yield Violation(
                 "VP802", (*here, "values"), "numbers that do not rise", "numbers in rising order, each once"
             )

@@ -47,8 +47,8 @@ from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.config.weights.origin import PARTS
 from vlmpipe.trainer.errors import ExitCode, UserError
 
-LEAST_MFU = 0.05  # below it most of what is paid for waits: published runs reach 0.2 to 0.6
-MOST_LOST = 0.10  # of the time of training, to interruptions and checkpoints
+MIN_MFU = 0.05  # below it most of what is paid for waits: published runs reach 0.2 to 0.6
+MAX_LOST_SHARE = 0.10  # of the time of training, to interruptions and checkpoints
 State = Literal["green", "amber", "red"]
 STATES: tuple[State, ...] = get_args(State)  # the best one first
 
@@ -107,10 +107,10 @@ class Plan:
                 f"the largest part is {self.memory.binding}"
             )
         errors += [error for job in self.beside_training for error in job.errors()]
-        if self.time and self.time.mfu is not None and self.time.mfu < LEAST_MFU and self.time.step_s:
+        if self.time and self.time.mfu is not None and self.time.mfu < MIN_MFU and self.time.step_s:
             largest = next(part for part in self.time.parts if part.name == self.time.binds)
             errors.append(
-                f"MFU is {self.time.mfu:.1%}, below {LEAST_MFU:.0%}: {largest.name} takes "
+                f"MFU is {self.time.mfu:.1%}, below {MIN_MFU:.0%}: {largest.name} takes "
                 f"{largest.s / self.time.step_s:.0%} of a step; use fewer or smaller GPUs, larger micro-batches, or a "
                 "strategy that sends less (vlmpipe plan --suggest)"
             )
@@ -152,7 +152,7 @@ class Plan:
                 f"torch's allocator keeps {self.memory.idle_bytes / GIB:,.1f} GiB that is not in use at the peak, "
                 "which does not fit next to the rest: it gives memory back and allocates it again in each step, slowly"
             )
-        doubts += self.cost.doubts(MOST_LOST) if self.cost else []
+        doubts += self.cost.doubts(MAX_LOST_SHARE) if self.cost else []
         if self.cost is not None and self.cost.usd is None:  # no cost is planned for the local target
             if self.time is None or self.time.step_s is None:
                 doubts.append("time and cost are unknown")

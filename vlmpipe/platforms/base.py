@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vlmpipe.runs.diagnosis import Diagnosis
     from vlmpipe.runs.run_state import RunState
     from vlmpipe.serving.agreement import Agreement
-    from vlmpipe.serving.questions import HeldOutQuestion
+    from vlmpipe.serving.questions import ValidationQuestion
 
 
 class Status(Protocol):
@@ -215,7 +215,7 @@ class Platform(ABC):
         return None
 
     def deploy(
-        self, run_uri: str, run: RunSettings, registered: Registered, questions: Sequence[HeldOutQuestion]
+        self, run_uri: str, run: RunSettings, registered: Registered, questions: Sequence[ValidationQuestion]
     ) -> tuple[Agreement, dict[str, object]]:
         """Serve a registered model, ask it `questions`, and keep it where it answers as it was evaluated.
 

@@ -65,7 +65,7 @@ class Reference:
         """The model's inputs, and by labelling the positions of labelled tokens."""
         messages: list[dict[str, object]] = []
         spans, lengths = [], []
-        images = [Image.open(sample.picture).convert("RGB")] if sample.picture else None
+        images = [Image.open(sample.image).convert("RGB")] if sample.image else None
         for number, (question, answer) in enumerate(sample.turns):
             image = [{"type": "image"}] if images and not number else []
             messages.append({"role": "user", "content": [*image, {"type": "text", "text": question}]})

@@ -20,7 +20,7 @@ class Sample:
     """An image, if any, and one question with its answer, or two."""
 
     id: str
-    picture: Path | None
+    image: Path | None
     turns: tuple[tuple[str, str], ...]
 
 
@@ -32,7 +32,7 @@ def write_samples(folder: Path, *, text_only: bool = False) -> list[Sample]:
     draw = random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)
     samples = [
-        _sample(folder, draw, number, has_picture=not (text_only and number % 2))
+        _sample(folder, draw, number, has_image=not (text_only and number % 2))
         for number in range(NUM_SAMPLES + NUM_VALIDATION)
     ]
     records = [_record(sample, "train" if number < NUM_SAMPLES else "eval") for number, sample in enumerate(samples)]
@@ -40,8 +40,8 @@ def write_samples(folder: Path, *, text_only: bool = False) -> list[Sample]:
     return samples[:NUM_SAMPLES]
 
 
-def _sample(folder: Path, draw: random.Random, number: int, *, has_picture: bool) -> Sample:
-    image = folder / f"{number:02d}.png" if has_picture else None
+def _sample(folder: Path, draw: random.Random, number: int, *, has_image: bool) -> Sample:
+    image = folder / f"{number:02d}.png" if has_image else None
     if image:
         noise = np.random.default_rng(number).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
         Image.fromarray(noise).save(image)
@@ -58,8 +58,8 @@ def _answer(draw: random.Random, number: int) -> str:
 
 def _record(sample: Sample, split: str) -> dict[str, object]:
     texts = [text for turn in sample.turns for text in turn]
-    if sample.picture:
+    if sample.image:
         texts[0] = f"<image>\n{texts[0]}"
     spoken = [{"from": ("human", "gpt")[n % 2], "value": text} for n, text in enumerate(texts)]
-    image = {"image": sample.picture.name} if sample.picture else {}
+    image = {"image": sample.image.name} if sample.image else {}
     return {"id": sample.id, "split": split, "conversations": spoken, **image}

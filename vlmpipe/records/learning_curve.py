@@ -160,7 +160,7 @@ class LearningCurve(Record):
             case "nothing learned":
                 return "cannot be said: fewer than 3 shares are above the majority baseline"
             case "too few images":
-                return f"cannot be said: {self.images} images of held-out questions tell nothing of others"
+                return f"cannot be said: {self.images} images of validation questions tell nothing of others"
         return "cannot be said: fewer than 3 different numbers of samples have a score"
 
     @property

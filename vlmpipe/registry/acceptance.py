@@ -79,7 +79,7 @@ def acceptance(questions: int, differing: float, difference: float, margin: floa
     middle, total = questions * differing, 0.0
     for differ in range(max(0, int(middle - spread)), min(questions, int(middle + spread)) + 1):
         weight = _binomial(differ, questions, differing)
-        least = _least_accepted(questions, differ, margin)
+        least = _min_accepted(questions, differ, margin)
         total += weight * _tail(least, differ, share)
     return min(1.0, total)
 
@@ -102,7 +102,7 @@ def _tail(least: int, trials: int, share: float) -> float:
 
 
 @lru_cache(maxsize=65536)
-def _least_accepted(questions: int, differ: int, margin: float) -> int:
+def _min_accepted(questions: int, differ: int, margin: float) -> int:
     """The fewest of the answers that differ which must be the model's; `differ` + 1 where even all do not suffice."""
     low, high = 0, differ + 1
     while low < high:

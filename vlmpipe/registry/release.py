@@ -18,8 +18,8 @@ from vlmpipe.registry.recorded_answers import recorded_answers
 from vlmpipe.trainer.checkpoint.resume_rules import as_trained
 from vlmpipe.trainer.config.job import run_uri_of
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError, print_warning
-from vlmpipe.trainer.evaluation.held_out.champion_pointer import CHAMPION_FILE, ChampionPointer
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts
+from vlmpipe.trainer.evaluation.validation.champion_pointer import CHAMPION_FILE, ChampionPointer
 from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.records.summary import Summary

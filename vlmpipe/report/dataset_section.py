@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vlmpipe.report.load import RunFiles, count, mapping, number, sequence
-from vlmpipe.report.samples import Picture, thumbnail
+from vlmpipe.report.samples import EmbeddedImage, thumbnail
 from vlmpipe.trainer.data.accounting.coverage import images_sentence, not_read
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage import open_storage
@@ -11,7 +11,7 @@ from vlmpipe.trainer.storage.base import Storage
 
 
 def data_view(files: RunFiles) -> dict[str, object]:
-    """Values for the template from the run's data; unknown parts are empty. Reads preparation's small pictures."""
+    """Values for the template from the run's data; unknown parts are empty. Reads preparation's small images."""
     uri = files.prepared.prepared_uri if files.prepared else ""
     repairs = mapping(files.rejects.get("repairs"))
     return {
@@ -119,7 +119,7 @@ def _rejects(rejects: dict[str, object], store: Storage | None) -> list[dict[str
             "code": code,
             "samples": samples,
             "example": next(iter(sequence(examples.get(code))), ""),
-            "pictures": [_picture(str(name), store) for name in sequence(images.get(code)) if name],
+            "images": [_embedded(str(name), store) for name in sequence(images.get(code)) if name],
         }
         for code, samples in mapping(rejects.get("by_code")).items()
     ]
@@ -128,15 +128,15 @@ def _rejects(rejects: dict[str, object], store: Storage | None) -> list[dict[str
 def _sheet(sheet: dict[str, object], store: Storage | None) -> list[dict[str, object]]:
     records = map(mapping, sequence(sheet.get("samples")))
     return [
-        {"record": record, "pictures": [_picture(str(name), store) for name in sequence(record.get("pictures"))]}
+        {"record": record, "images": [_embedded(str(name), store) for name in sequence(record.get("pictures"))]}
         for record in records
     ]
 
 
-def _picture(name: object, store: Storage | None) -> Picture:
+def _embedded(name: object, store: Storage | None) -> EmbeddedImage:
     if store is None:
-        return Picture(problem="The folder of the prepared data is not known.")
+        return EmbeddedImage(problem="The folder of the prepared data is not known.")
     try:
         return thumbnail(store.read(str(name)))
     except UserError as error:
-        return Picture(problem=f"The image cannot be read: {error.found}.")
+        return EmbeddedImage(problem=f"The image cannot be read: {error.found}.")

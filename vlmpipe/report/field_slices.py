@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlmpipe.report.samples import PreparedImages, sample_cards, spread
-from vlmpipe.trainer.evaluation.held_out.field_values import holds
+from vlmpipe.trainer.evaluation.validation.field_values import holds
 from vlmpipe.trainer.records.evaluation import Evaluation
 
 SHOWN_WRONG = 10  # of a slice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vlmpipe.report.load import RunFiles, mapping, number, sequence
-from vlmpipe.report.samples import Picture, PreparedImages, thumbnail
+from vlmpipe.report.samples import EmbeddedImage, PreparedImages, thumbnail
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage import open_storage
 
@@ -29,17 +29,17 @@ def _pairs(files: RunFiles, images: PreparedImages) -> Iterator[dict[str, object
         if len(train) != 2 or not (benchmark or len(scored) == 2):
             continue
         yield {
-            "scored": _benchmark_picture(files, pair) if benchmark else images.picture("eval", *scored),
+            "scored": _benchmark_image(files, pair) if benchmark else images.embedded_image("eval", *scored),
             "scored_name": pair.get("image") if benchmark else scored[0],
             "of": benchmark or "validation split",
-            "trained": images.picture("train", *train),
+            "trained": images.embedded_image("train", *train),
             "trained_name": train[0],
             "distance": number(pair.get("distance")),
         }
 
 
-def _benchmark_picture(files: RunFiles, pair: dict[str, object]) -> Picture:
+def _benchmark_image(files: RunFiles, pair: dict[str, object]) -> EmbeddedImage:
     try:
         return thumbnail(open_storage(files.run_uri).read(str(pair.get("picture"))))
     except UserError as error:
-        return Picture(problem=f"The image cannot be read: {error.found}.")
+        return EmbeddedImage(problem=f"The image cannot be read: {error.found}.")

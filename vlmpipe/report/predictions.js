@@ -5,7 +5,7 @@
   const root = document.getElementById("predictions");
   if (!root) return;
   const find = selector => root.querySelector(selector);
-  const {fields, lines, pictures, name} = JSON.parse(find("pre").textContent);
+  const {fields, lines, images, name} = JSON.parse(find("pre").textContent);
   const form = find("form"), body = find("tbody"), [previous, next] = root.querySelectorAll(".pages button");
   const haystacks = lines.map(line => line.slice(1, fields.length).join("\n").toLowerCase());
   let found = [], page = 0;
@@ -21,15 +21,15 @@
 
   const row = line => {
     const tr = document.createElement("tr"), [correct, slice, question, answer, prediction] = line;
-    const picture = document.createElement("td"), shown = pictures[line[fields.length]];
+    const thumbnail = document.createElement("td"), shown = images[line[fields.length]];
     if (shown) {
       const image = document.createElement("img");
       [image.src, image.width, image.height] = shown;
-      image.alt = `Picture of sample ${line[fields.indexOf("id")]}`;
-      picture.append(image);
+      image.alt = `Image of sample ${line[fields.indexOf("id")]}`;
+      thumbnail.append(image);
     }
     const verdict = correct ? cell("✓ right", "", "passed") : cell("✕ wrong", "", "missed");
-    tr.append(picture, verdict, cell(slice, "Slice"), cell(question, "Question"), cell(answer, "Answer"),
+    tr.append(thumbnail, verdict, cell(slice, "Slice"), cell(question, "Question"), cell(answer, "Answer"),
       cell(prediction || "(nothing)", "Predicted"));
     return tr;
   };

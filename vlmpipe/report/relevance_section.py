@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from markupsafe import Markup, escape
 
 from vlmpipe.report.load import RunFiles, number
-from vlmpipe.report.samples import Picture, PreparedImages
+from vlmpipe.report.samples import EmbeddedImage, PreparedImages
 
 SHOWN_MAPS = 8
 MAP_PIXELS = 192  # longer side of a map
@@ -35,15 +35,15 @@ def relevance_view(files: RunFiles, images: PreparedImages | None) -> dict[str, 
     cards = []
     for one in files.relevance_maps[:SHOWN_MAPS] if images else []:
         assert images is not None
-        pictures, _ = images.pictures(one["id"], 1, MAP_PIXELS)
-        if not pictures[0].problem:
-            drawn = relevance_map(pictures[0], one["grids"][0], one["relevance"][0], one["cells"][0])
+        embedded, _ = images.embedded(one["id"], 1, MAP_PIXELS)
+        if not embedded[0].problem:
+            drawn = relevance_map(embedded[0], one["grids"][0], one["relevance"][0], one["cells"][0])
             cards.append({"map": drawn, "line": predictions.get((one["id"], one["turn"]), {})})
     return {"rows": rows, "cards": cards}
 
 
 def relevance_map(
-    picture: Picture, grid: Sequence[int], relevance: Sequence[float], cells: Sequence[Sequence[int]]
+    image: EmbeddedImage, grid: Sequence[int], relevance: Sequence[float], cells: Sequence[Sequence[int]]
 ) -> Markup:
     """The image as SVG, dark where no relevance is, with a frame around each kept cell.
 
@@ -63,10 +63,10 @@ def relevance_map(
         for line, column, height, width in cells
     ]
     wide, high_pixels = columns * unit, rows * unit
-    style = "image-rendering:pixelated" if picture.pixelated else ""
+    style = "image-rendering:pixelated" if image.pixelated else ""
     return Markup(
         f'<svg viewBox="0 0 {wide:.0f} {high_pixels:.0f}" width="{wide:.0f}" height="{high_pixels:.0f}" role="img" '
         f'aria-label="{len(cells)} of {rows * columns} tokens are kept">'
-        f'<image href="{escape(picture.data_uri)}" width="{wide:.0f}" height="{high_pixels:.0f}" '
+        f'<image href="{escape(image.data_uri)}" width="{wide:.0f}" height="{high_pixels:.0f}" '
         f'preserveAspectRatio="none" style="{style}"/>{"".join(shades)}{"".join(frames)}</svg>'
     )

@@ -25,11 +25,11 @@ SHOWN_IMAGES = 2  # on a card
 # Bounds of the list of all predictions, which keep the page below about 8 MB and its images cheap to read.
 FIELDS = ("correct", "slice", "question", "answer", "prediction", "id")
 TEXT_CHARACTERS, TEXT_BYTES = 500, 4_000_000
-LISTED_PIXELS, LISTED_PICTURES, PICTURE_BYTES = 72, 100, 1_000_000
+LISTED_PIXELS, LISTED_IMAGES, IMAGE_BYTES = 72, 100, 1_000_000
 
 
 @dataclass(frozen=True)
-class Picture:
+class EmbeddedImage:
     """A thumbnail, or the reason why there is none."""
 
     data_uri: str = ""
@@ -44,12 +44,12 @@ class PredictionBrowser:
     """Data of the list of predictions: FIELDS and the index of an image in each line."""
 
     lines: list[list[object]]
-    pictures: list[tuple[str, int, int]]  # data URI, width, height
+    images: list[tuple[str, int, int]]  # data URI, width, height
     left_out: int
     shortened: bool
 
     def as_json(self, run_id: str) -> str:
-        return json.dumps({"name": run_id, "fields": FIELDS, "lines": self.lines, "pictures": self.pictures})
+        return json.dumps({"name": run_id, "fields": FIELDS, "lines": self.lines, "images": self.images})
 
 
 def choose(predictions: Sequence[dict[str, object]], most: int) -> list[dict[str, object]]:
@@ -88,52 +88,52 @@ class PreparedImages:
             return
         self._reader = ShardReader.open(open_prepared(prepared_uri))
 
-    def pictures(self, identity: object, most: int, pixels: int) -> tuple[list[Picture], int]:
+    def embedded(self, identity: object, most: int, pixels: int) -> tuple[list[EmbeddedImage], int]:
         """Thumbnails of the first `most` images of a validation sample, or one with the reason why there are none; and
         the number left out."""
         images = self._read("eval", identity)
-        if isinstance(images, Picture):
+        if isinstance(images, EmbeddedImage):
             return [images], 0
         return [thumbnail(image, pixels) for image in images[:most]], max(0, len(images) - most)
 
-    def picture(self, split: Split, identity: object, place: object) -> Picture:
+    def embedded_image(self, split: Split, identity: object, place: object) -> EmbeddedImage:
         """Thumbnail of one image of a sample of any split."""
         images = self._read(split, identity)
-        if isinstance(images, Picture):
+        if isinstance(images, EmbeddedImage):
             return images
         if isinstance(place, int) and 0 <= place < len(images):
             return thumbnail(images[place])
-        return Picture(problem="The sample has no such image any more.")
+        return EmbeddedImage(problem="The sample has no such image any more.")
 
-    def _read(self, split: Split, identity: object) -> Sequence[bytes] | Picture:
+    def _read(self, split: Split, identity: object) -> Sequence[bytes] | EmbeddedImage:
         """The images of a sample, or a placeholder with the reason why they cannot be read."""
         if self._problem:
-            return Picture(problem=self._problem)
+            return EmbeddedImage(problem=self._problem)
         samples = self._index.split(split)
         number = samples.number(str(identity))
         if number is None:
-            return Picture(problem="This sample is not in the prepared data any more.")
+            return EmbeddedImage(problem="This sample is not in the prepared data any more.")
         try:
             return self._reader.images(samples.sample_location(number))
         except UserError as error:
-            return Picture(problem=f"The image cannot be read: {error.found}.")
+            return EmbeddedImage(problem=f"The image cannot be read: {error.found}.")
 
 
 def sample_cards(images: PreparedImages, lines: Sequence[dict[str, object]]) -> list[dict[str, object]]:
     """The chosen lines with their images."""
     cards = []
     for line in lines:
-        pictures, more = images.pictures(line.get("id"), SHOWN_IMAGES, THUMBNAIL_PIXELS)
-        cards.append({"line": line, "pictures": pictures, "more_pictures": more})
+        shown, more = images.embedded(line.get("id"), SHOWN_IMAGES, THUMBNAIL_PIXELS)
+        cards.append({"line": line, "images": shown, "more_images": more})
     return cards
 
 
 def prediction_browser(images: PreparedImages, predictions: Sequence[dict[str, object]]) -> PredictionBrowser:
     """Lines for the page's own list, wrong answers first, as many as TEXT_BYTES hold."""
-    pictures: list[tuple[str, int, int]] = []
+    drawn: list[tuple[str, int, int]] = []
     places: dict[str, int | None] = {}
     lines: list[list[object]] = []
-    spare_bytes, picture_bytes, shortened = TEXT_BYTES, PICTURE_BYTES, False
+    spare_bytes, image_bytes, shortened = TEXT_BYTES, IMAGE_BYTES, False
     for line in sorted(predictions, key=lambda line: bool(line.get("correct"))):
         texts = [str(line.get(field, "")) for field in FIELDS[1:]]
         texts[1] = texts[1].replace("<image>", "").strip()
@@ -143,31 +143,31 @@ def prediction_browser(images: PreparedImages, predictions: Sequence[dict[str, o
             break
         shortened |= shown != texts
         identity = shown[-1]
-        if identity not in places and len(places) < LISTED_PICTURES and picture_bytes > 0:
-            found, _ = images.pictures(identity, 1, LISTED_PIXELS)  # none of a sample of text alone
-            shown_picture = next((image for image in found if image.data_uri), None)
-            places[identity] = len(pictures) if shown_picture else None
-            if shown_picture:
-                pictures.append((shown_picture.data_uri, shown_picture.width, shown_picture.height))
-                picture_bytes -= len(shown_picture.data_uri)
+        if identity not in places and len(places) < LISTED_IMAGES and image_bytes > 0:
+            embedded, _ = images.embedded(identity, 1, LISTED_PIXELS)  # none of a sample of text alone
+            first = next((image for image in embedded if image.data_uri), None)
+            places[identity] = len(drawn) if first else None
+            if first:
+                drawn.append((first.data_uri, first.width, first.height))
+                image_bytes -= len(first.data_uri)
         lines.append([bool(line.get("correct")), *shown, places.get(identity)])
-    return PredictionBrowser(lines, pictures, len(predictions) - len(lines), shortened)
+    return PredictionBrowser(lines, drawn, len(predictions) - len(lines), shortened)
 
 
-def thumbnail(data: bytes, pixels: int = THUMBNAIL_PIXELS) -> Picture:
+def thumbnail(data: bytes, pixels: int = THUMBNAIL_PIXELS) -> EmbeddedImage:
     """A small copy of an encoded image, or why there is none."""
     try:
         image = Image.open(io.BytesIO(data), formats=["PNG", "JPEG", "WEBP"])
         if image.width * image.height > MAX_PIXELS:
-            return Picture(problem=f"The image has {image.width} x {image.height} pixels, too many to show.")
+            return EmbeddedImage(problem=f"The image has {image.width} x {image.height} pixels, too many to show.")
         tiny = max(image.size) <= SMALL_PIXELS
         image.draft("RGB", (pixels, pixels))  # a JPEG decodes straight to about this size
         small = image.convert("RGB")
     except UNREADABLE:
-        return Picture(problem="The image is damaged.")
+        return EmbeddedImage(problem="The image is damaged.")
     small.thumbnail((pixels, pixels))
     buffer = io.BytesIO()
     small.save(buffer, "PNG" if tiny else "JPEG", **({} if tiny else {"quality": 82}))
     kind = "png" if tiny else "jpeg"
     encoded = base64.b64encode(buffer.getvalue()).decode()
-    return Picture(f"data:image/{kind};base64,{encoded}", small.width, small.height, tiny)
+    return EmbeddedImage(f"data:image/{kind};base64,{encoded}", small.width, small.height, tiny)

@@ -118,7 +118,7 @@ def slice_rows(evaluation: Evaluation) -> tuple[list[str], list[dict[str, object
             "name": name,
             "questions": measured.questions,
             "share": number(measured.exact_match),
-            "chance": number(measured.chance),
+            "baseline": number(measured.chance),
             "controls": [_control_share(control, name) for control in controls.values()],
         }
         for name, measured in evaluation.slices.items()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from vlmpipe.serving.openai import Answer
-from vlmpipe.serving.questions import Chat, HeldOutQuestion
+from vlmpipe.serving.questions import Chat, ValidationQuestion
 from vlmpipe.trainer.errors import ExitCode, UserError
 
 Ask = Callable[[Chat, int], Answer]
@@ -73,7 +73,7 @@ class Agreement:
         }
 
 
-def measure_agreement(questions: Sequence[HeldOutQuestion], ask: Ask) -> Agreement:
+def measure_agreement(questions: Sequence[ValidationQuestion], ask: Ask) -> Agreement:
     """Ask all questions. Raises the UserError of the first that the server does not answer."""
     other: list[Disagreement] = []
     cut = spaced = unfinished = 0

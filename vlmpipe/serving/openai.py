@@ -15,7 +15,7 @@ from vlmpipe.trainer.printable import one_line
 from vlmpipe.trainer.redaction import redact
 
 CHAT_PATH = "/chat/completions"  # after a server's address, which ends in /v1
-MOST_CHARS = 300  # of a server's message in ours
+MAX_CHARS = 300  # of a server's message in ours
 END_OF_THINKING = "</think>"  # as evaluation: an answer is what comes after
 ANSWER_S = 120.0
 ADDRESS = (404, 405)  # statuses of another address, and of a model that is not served
@@ -100,7 +100,7 @@ def _sentence(body: str) -> str:
         message = content["error"]["message"] if "error" in content else content["detail"]
     except (ValueError, LookupError, TypeError):
         message = body
-    return redact(" ".join(one_line(str(message)).split()))[:MOST_CHARS]
+    return redact(" ".join(one_line(str(message)).split()))[:MAX_CHARS]
 
 
 def _unusable(problem: str) -> UserError:
@@ -119,5 +119,5 @@ def answer_in(url: str, content: bytes, headers: Mapping[str, str]) -> Answer:
         text = str(choice["message"]["content"] or "").rpartition(END_OF_THINKING)[2]
         return Answer(text.strip(), str(choice.get("finish_reason") or ""), text != text.strip(), headers)
     except (ValueError, LookupError, TypeError) as error:
-        shown = redact(content[:MOST_CHARS].decode(errors="replace"))
+        shown = redact(content[:MAX_CHARS].decode(errors="replace"))
         raise _unusable(f"{url} answers with something else than a chat completion: {shown!r}") from error

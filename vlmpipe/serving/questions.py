@@ -1,4 +1,4 @@
-"""Held-out questions of an evaluated run as requests to an OpenAI-compatible server.
+"""validation questions of an evaluated run as requests to an OpenAI-compatible server.
 
 The server writes the prompt by the model's own chat template. A request is therefore formed so that the template gives
 the very text that evaluation asked: marks of images become parts of the message, where the template puts them.
@@ -31,7 +31,7 @@ Chat = list[dict[str, Any]]  # messages of the OpenAI API
 
 
 @dataclass(frozen=True)
-class HeldOutQuestion:
+class ValidationQuestion:
     """A question with its images, and what evaluation got for an answer.
 
     finish_reason: why that ends, "stop" or "length"; empty where the evaluation did not record it.
@@ -45,7 +45,7 @@ class HeldOutQuestion:
     finish_reason: str = ""
 
 
-def held_out_questions(run_uri: str, count: int) -> list[HeldOutQuestion]:
+def validation_questions(run_uri: str, count: int) -> list[ValidationQuestion]:
     """`count` evenly spaced questions of those that the run's evaluation asked, or all if there are fewer.
 
     Raises ConfigError for a run that was not evaluated here.
@@ -88,7 +88,7 @@ def held_out_questions(run_uri: str, count: int) -> list[HeldOutQuestion]:
             images = images[: sum(turn.question.count(IMAGE_TOKEN) for turn in turns[: line["turn"] + 1])]
         messages = chat_messages(line["question"], turns[0].system, images, as_text=as_text, earlier=earlier)
         most, finish = job.evaluate.max_new_tokens, line.get("finish_reason", "")
-        asked.append(HeldOutQuestion(line["id"], line["turn"], messages, most, line["prediction"], finish))
+        asked.append(ValidationQuestion(line["id"], line["turn"], messages, most, line["prediction"], finish))
     return asked
 
 

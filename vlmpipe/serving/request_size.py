@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vlmpipe.serving.openai import request_body
-from vlmpipe.serving.questions import HeldOutQuestion
+from vlmpipe.serving.questions import ValidationQuestion
 from vlmpipe.trainer.errors import DataError
 
 
 def require_small_requests(
-    questions: Sequence[HeldOutQuestion], name: str, endpoint: str, max_bytes: int, *, limit_of: str, fix: str = ""
+    questions: Sequence[ValidationQuestion], name: str, endpoint: str, max_bytes: int, *, limit_of: str, fix: str = ""
 ) -> None:
     """Raise DataError for questions to the model `name` that are larger than `max_bytes`.
 

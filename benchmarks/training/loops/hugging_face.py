@@ -33,7 +33,7 @@ class PlannedSequences(Dataset[PackedSequence]):
             batch = sequence.batch(step)
             assert len(batch) == sequence.global_batch_size, "too few samples: the last batch of an epoch is short"
             plan = sequence.plan(batch.epoch)
-            self._members += [plan.row(number).tolist() for number in range(batch.start, batch.stop)]
+            self._members += [plan.members_of(number).tolist() for number in range(batch.start, batch.stop)]
 
     def __len__(self) -> int:
         return len(self._members)

@@ -29,7 +29,7 @@ from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.distributed.process import StopRequest
 from vlmpipe.trainer.evaluation.answer import AnsweringModel
 from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
-from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, answer, with_images
+from vlmpipe.trainer.evaluation.validation.questions import ValidationSplit, answer, with_images
 from vlmpipe.trainer.feature_cache.encode import build
 from vlmpipe.trainer.feature_cache.reader import FeatureReader
 from vlmpipe.trainer.feature_cache.store import features_uri
@@ -181,14 +181,14 @@ class Runs:
         store = open_storage(pointers.prepared_uri)
         chat = Chat.load(store, image_form_of(job.model), is_proved=True)
         features = FeatureReader.open(pointers.features_uri)
-        held_out = HeldOut(index.split("eval"), ShardReader.open(store))
+        validation = ValidationSplit(index.split("eval"), ShardReader.open(store))
         answering = AnsweringModel(family, model, chat, features, BatchBudget(job.evaluate.batch_tokens))
-        questions = held_out.questions(0, "none")
+        questions = validation.questions(0, "none")
         shown = set(sorted({question.image_group for question in questions})[:images])
         chosen = sorted((one for one in questions if one.image_group in shown), key=lambda one: one.image_group)
         right = 0
         for start in range(0, len(chosen), AT_ONCE):
-            asked = with_images(held_out, chosen[start : start + AT_ONCE])
+            asked = with_images(validation, chosen[start : start + AT_ONCE])
             right += sum(one.correct for one in answer(job, answering, asked, cpu))
         return right / len(chosen), len(chosen)
 

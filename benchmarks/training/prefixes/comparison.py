@@ -78,7 +78,7 @@ class NanoQuestions:
         self.first_loss: float | None = None
         sampler = PackedBatchSampler.of_training(split, job)
         loader = PackedLoader(split, sampler, load.chat, load.reader(), images=True)
-        order = [number for row in sampler.first_rows(sampler.num_sequences(0)) for number in row]
+        order = [number for row in sampler.first_sequences(sampler.num_sequences(0)) for number in row]
         rows = [order[start : start + NANO_ROWS] for start in range(0, len(order), NANO_ROWS)]
         images = online_images(image_preparer(job.model))
         made = [padded([loader.pack_sequence([number]) for number in numbers], images) for numbers in rows]

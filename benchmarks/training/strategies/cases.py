@@ -11,8 +11,8 @@ from tests.support.trainer.tiny_runs import strategy_changes
 from vlmpipe.trainer.tracing.fake_inputs import SequenceShape
 
 MICRO_BATCHES = 4  # of a global step, whatever the number of copies: a pipeline of two stages wants them
-ROWS = SequenceShape(rows=2, tokens=256, images=4, label_tokens=192)  # of a micro-batch
-QUICK_ROWS = SequenceShape(rows=2, tokens=64, images=2, label_tokens=48)
+ROWS = SequenceShape(sequences=2, tokens=256, images=4, label_tokens=192)  # of a micro-batch
+QUICK_ROWS = SequenceShape(sequences=2, tokens=64, images=2, label_tokens=48)
 VOCABULARY, LARGE_VOCABULARY = 300, 8000
 EQUAL = 1e-5  # relative: fp32 sums in another order
 ROUNDED = 5e-3  # gradients of bf16, as in tests/integration/trainer/strategies/test_equalities.py

@@ -77,7 +77,7 @@ class RealSteps:
             if not replica.takes_images:
                 batches = [replace(batch, images=torch.empty(0)) for batch in batches]
             self._data.append(batches)
-        self._tokens = MICRO_BATCHES * case.rows.rows * case.rows.tokens
+        self._tokens = MICRO_BATCHES * case.rows.sequences * case.rows.tokens
         self._shares: list[Tensor] = []  # of this rank, in the loss of each step
 
     def __call__(self) -> Measured:

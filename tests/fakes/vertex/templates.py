@@ -26,7 +26,7 @@ TOKEN = "a-token"
 FILES, API = "us-central1-kfp.pkg.dev", "artifactregistry.googleapis.com"
 NAME, TAG = re.compile(r"[a-z0-9][a-z0-9-]{3,127}"), re.compile(r"[A-Za-z0-9._~:@-]{1,128}")
 VERSION = re.compile(r"sha256:[0-9a-f]{64}")
-MOST_TAGS, LARGEST_BYTES = 8, 10 << 20
+MAX_TAGS, LARGEST_BYTES = 8, 10 << 20
 API_PATH = re.compile(r"/v1/projects/([^/]+)/locations/([^/]+)/repositories/([^/]+)/packages/([^/]+)/tags(?:/([^/]+))?")
 
 
@@ -72,8 +72,8 @@ class Templates:
         content: Any = parts["content"].get_payload(decode=True)  # type: ignore[union-attr]
         tags = parts["tags"].get_payload(decode=True).decode().split(",") if "tags" in parts else []  # type: ignore[union-attr]
         name = self._name_in(content)
-        if len(tags) > MOST_TAGS:
-            raise ApiError(400, f"{len(tags)} tags are more than {MOST_TAGS}")
+        if len(tags) > MAX_TAGS:
+            raise ApiError(400, f"{len(tags)} tags are more than {MAX_TAGS}")
         for tag in tags:
             self._require_tag(tag)
         version = f"sha256:{hashlib.sha256(content).hexdigest()}"

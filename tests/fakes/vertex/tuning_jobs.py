@@ -25,7 +25,7 @@ OUTPUT_ONLY = {
     "name", "trials", "state", "create_time", "start_time", "end_time", "update_time", "error", "satisfies_pzs",
     "satisfies_pzi",
 }  # fmt: skip
-MAX_DISCRETE_VALUES, LEAST_APART = 1000, 1e-10
+MAX_DISCRETE_VALUES, MIN_APART = 1000, 1e-10
 
 
 class TuningJobs:
@@ -136,7 +136,7 @@ class TuningJobs:
                 found.append("CATEGORICAL takes no scale_type")
         if kind == "discrete_value_spec":
             values = list(parameter.discrete_value_spec.values)
-            if not values or any(after - before < LEAST_APART for before, after in itertools.pairwise(values)):
+            if not values or any(after - before < MIN_APART for before, after in itertools.pairwise(values)):
                 found.append("discrete values must increase")
             if len(values) > MAX_DISCRETE_VALUES:
                 found.append(f"more than {MAX_DISCRETE_VALUES} discrete values")

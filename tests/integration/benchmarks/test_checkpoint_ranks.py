@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.scale.checkpoint_ranks import KEEP, NODE_RANKS, PAGE, Simulation
 from vlmpipe.planner.cost.requests import KEPT_READS, MANIFEST_READS, RANK_FILES, SAVE_LISTS, SAVE_WRITES
-from vlmpipe.trainer.checkpoint.manifest import LEAST_BLOCK_BYTES, MAX_BLOCKS, MAX_SAVE_BLOCKS, block_bytes_of
+from vlmpipe.trainer.checkpoint.manifest import MAX_BLOCKS, MAX_SAVE_BLOCKS, MIN_BLOCK_BYTES, block_bytes_of
 from vlmpipe.trainer.checkpoint.verified_files import total_bytes, union
 
 SAVES = KEEP + 1
@@ -65,7 +65,7 @@ def test_a_node_reads_what_its_ranks_load_and_each_byte_once(run: Simulation, sh
     assert loaded == state + random_states, "no rank reads what it does not load"
     read_files = (share + (ranks == run.ranks)) * len(parts)
     assert fetched.total == read_files
-    assert fetched.read_bytes <= loaded + read_files * 2 * LEAST_BLOCK_BYTES
+    assert fetched.read_bytes <= loaded + read_files * 2 * MIN_BLOCK_BYTES
     # Each rank tells all others its ranges: what it tells must not grow with the ranks or with the state.
     assert max(len(pickle.dumps(part)) for part in parts) <= 60 * (share + 1)
 
@@ -76,5 +76,5 @@ def test_digests_of_a_save_stay_small_on_any_number_of_ranks(ranks: int, size_by
     block_bytes = block_bytes_of(size_bytes, ranks)
     blocks = -(-size_bytes // block_bytes)
     assert blocks <= max(1, min(MAX_BLOCKS, MAX_SAVE_BLOCKS // ranks))
-    assert block_bytes % LEAST_BLOCK_BYTES == 0
+    assert block_bytes % MIN_BLOCK_BYTES == 0
     assert ranks > 32 or block_bytes == block_bytes_of(size_bytes), "up to 32 ranks files have as many as one"

@@ -1,4 +1,4 @@
-"""The jobs as a run has them: features encoded once, a checkpoint exported, held-out questions answered."""
+"""The jobs as a run has them: features encoded once, a checkpoint exported, validation questions answered."""
 
 from __future__ import annotations
 

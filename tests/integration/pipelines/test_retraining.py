@@ -63,7 +63,7 @@ def require_second_run_is_only_what_is_new(first: str, second: str, *, chunks: b
     encoded = [content(run, "steps/cache-features.json")["total"] for run in (first, second)]
     assert encoded == [BEFORE, AFTER - BEFORE]
     held_out = sum(split == "eval" for split in before.values())
-    assert held_out < sum(split == "eval" for split in after.values()), "the held-out questions have grown, too"
+    assert held_out < sum(split == "eval" for split in after.values()), "the validation questions have grown, too"
     decision = content(second, "decision.json")
     (comparison,) = (check for check in decision["checks"] if check["name"] == "no regression")
     assert decision["champion"]["version"] == 1

@@ -30,7 +30,7 @@ def run(name: str, folder: Path, worker: ProcessContext) -> dict[str, Any]:
     """Of one strategy; after a colon what it offloads."""
     strategy_name, _, offload = name.partition(":")
     changes = {"train.offload": offload or "none", "train.precision": "fp16", **SMALL}
-    case = Case(strategy_name, changes, passes=1, rows=SequenceShape(rows=1, tokens=48, images=1, label_tokens=20))
+    case = Case(strategy_name, changes, passes=1, rows=SequenceShape(sequences=1, tokens=48, images=1, label_tokens=20))
     batches = [
         packed_batch(case.config(worker.world_size).model, case.rows, case.vocabulary, cached=True)
     ] * case.passes

@@ -48,7 +48,7 @@ def main() -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         if count[0] == options.nth and fails:
             has_ended.touch()
-            raise DataError("a held-out shard cannot be read", expected="its bytes", fix="bring it back")
+            raise DataError("a validation shard cannot be read", expected="its bytes", fix="bring it back")
         return found
 
     Validation.losses = failing  # type: ignore[method-assign]

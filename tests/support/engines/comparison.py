@@ -19,11 +19,11 @@ from torch import Tensor
 from tests.support.paths import ROOT
 from vlmpipe.serving.agreement import Disagreement, is_cut_copy, measure_agreement
 from vlmpipe.serving.openai import CHAT_PATH, ChatServer, request_body
-from vlmpipe.serving.questions import HeldOutQuestion, held_out_questions
+from vlmpipe.serving.questions import ValidationQuestion, validation_questions
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.evaluation import evaluate
 from vlmpipe.trainer.evaluation.answer import answer_questions, encoded_inputs, published_inputs
-from vlmpipe.trainer.evaluation.held_out.questions import with_images
+from vlmpipe.trainer.evaluation.validation.questions import with_images
 
 RESULTS = ROOT / "build/engines"  # a file for each comparison
 TOP = 5  # tokens whose probabilities are compared
@@ -60,13 +60,13 @@ def compare(
     causal_images: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Ask the server at `url` (up to /v1), where the model is called `name`, up to `most` held-out questions.
+    """Ask the server at `url` (up to /v1), where the model is called `name`, up to `most` validation questions.
 
     Args:
         causal_images: first tokens are compared with those of a model whose image tokens see none behind them.
         options: fields of a request, with which first tokens are asked for once more.
     """
-    asked = held_out_questions(job.run.run_uri, most)
+    asked = validation_questions(job.run.run_uri, most)
     reference = Reference(job)
     expected = reference.first_tokens(causal_images=causal_images)
     agreement = measure_agreement(asked, ChatServer(f"{url}{CHAT_PATH}", name).ask)
@@ -95,7 +95,7 @@ def difference(top: Mapping[int, float], log_probs: Tensor) -> float:
 
 
 def first_token(
-    url: str, name: str, question: HeldOutQuestion, options: Mapping[str, Any] | None = None
+    url: str, name: str, question: ValidationQuestion, options: Mapping[str, Any] | None = None
 ) -> tuple[list[int], dict[int, float]]:
     """The server's tokens of the prompt, and its log probabilities of the likeliest first tokens."""
     wanted = {
@@ -119,8 +119,8 @@ class Reference:
         subject = evaluate.load_subject(job, worker)
         self._model = subject.model
         self._job = job.model_copy(update={"model": job.model.model_copy(update={"freeze": ()})})
-        questions = subject.held_out.questions(job.evaluate.max_samples, job.evaluate.earlier_turns)
-        self._asked = {(one.id, one.turn): asked for one, asked in with_images(subject.held_out, questions)}
+        questions = subject.validation.questions(job.evaluate.max_samples, job.evaluate.earlier_turns)
+        self._asked = {(one.id, one.turn): asked for one, asked in with_images(subject.validation, questions)}
 
     def gives(self, one: Disagreement) -> bool:
         """Whether its answer is the served one."""

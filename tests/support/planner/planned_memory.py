@@ -44,7 +44,7 @@ def planned_phases(case: Case, processes: int, *, on_gpu: bool) -> dict[str, lis
     config = case.config(processes)
     shape = family_of(config.model).shape(config.model)
     shape = replace(shape, shards_frozen=config.train.shard_frozen_weights)
-    mixes = [(case.rows.images // case.rows.rows, case.rows.label_tokens // case.rows.rows)]
+    mixes = [(case.rows.images // case.rows.sequences, case.rows.label_tokens // case.rows.sequences)]
     held = activations(config, shape, mixes=mixes)
     return run_phases(
         config, shape, layout_of(config), held, cached=is_cached(config), passes=case.passes, on_gpu=on_gpu

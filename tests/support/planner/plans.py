@@ -136,7 +136,7 @@ _PLAN: dict[str, Any] = {
         "checkpoint_every_s": 900.0,
         "checkpoint_every_steps": 450,
         "expected_lost_hours": 2.1,
-        "least_lost_hours": 1.9,
+        "min_lost_hours": 1.9,
         "assumptions": ["Not counted: logs.", "Rows are those of the prepared data."],
         "missing": [],
     },

@@ -13,7 +13,7 @@ from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.trainer.config.weights.origin import PARTS
 from vlmpipe.trainer.tracing.fake_inputs import SequenceShape
 
-ROWS = SequenceShape(rows=2, tokens=128, images=4, label_tokens=96)
+ROWS = SequenceShape(sequences=2, tokens=128, images=4, label_tokens=96)
 LLAVA: dict[str, Any] = {
     "model.tower.config.image_size": 32,
     "model.language_model.config.num_hidden_layers": 4,
@@ -80,10 +80,10 @@ class Case:
                     "model.tokenizer": f"train:{self.vocabulary}",
                     **model,
                     **strategy_changes(self.strategy),
-                    "train.micro_batch_size": self.rows.rows,
-                    "train.global_batch_size": self.rows.rows * self.passes * copies,
+                    "train.micro_batch_size": self.rows.sequences,
+                    "train.global_batch_size": self.rows.sequences * self.passes * copies,
                     "data.sequence_length": self.rows.tokens,
-                    "data.max_images_per_sequence": self.rows.images // self.rows.rows,
+                    "data.max_images_per_sequence": self.rows.images // self.rows.sequences,
                     "cluster.replica_count": self.nodes,
                     "cluster.processes_per_replica": world_size // self.nodes,
                     **self.changes,

@@ -128,7 +128,7 @@ def predicted(case: Case) -> list[dict[str, int]]:
     count = config.train.pipeline_parallel
     # Without data there is no mean row to cut by.
     stages = stages_of(shape.language.layers, config.train.stages, None, image_layers=shape.image_layers)
-    mixes = [(case.rows.images // case.rows.rows, case.rows.label_tokens // case.rows.rows)]
+    mixes = [(case.rows.images // case.rows.sequences, case.rows.label_tokens // case.rows.sequences)]
     found = []
     for number in range(count):
         moments = stage_phases(config, shape, stages, number, passes=case.passes, mixes=mixes, on_gpu=False)

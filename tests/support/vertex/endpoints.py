@@ -6,17 +6,17 @@ import io
 
 from PIL import Image
 
-from vlmpipe.serving.questions import HeldOutQuestion, chat_messages
+from vlmpipe.serving.questions import ValidationQuestion, chat_messages
 
 ANSWERS = {f"what digit is this? {number}": str(number) for number in range(10)}
 
 
-def asked_questions() -> list[HeldOutQuestion]:
-    """Ten held-out questions, each about a picture."""
+def asked_questions() -> list[ValidationQuestion]:
+    """Ten validation questions, each about a picture."""
     picture = io.BytesIO()
     Image.new("RGB", (8, 8), "red").save(picture, "PNG")
     return [
-        HeldOutQuestion(
+        ValidationQuestion(
             f"digit-{number}", 0, chat_messages(f"<image>\n{text}", "", [picture.getvalue()], as_text=True), 4, answer
         )
         for number, (text, answer) in enumerate(ANSWERS.items())

@@ -59,8 +59,8 @@ def nearest(vectors: Vectors, count: int) -> Neighbours:
 def _merge(rows: NDArray[np.int64], cosines: NDArray[np.float32], products: NDArray[np.float32], first: int) -> None:
     """Put what is nearer of a further block of columns into the rows found so far."""
     count = rows.shape[1]
-    at_most = min(count, products.shape[1])
-    places = np.argpartition(-products, at_most - 1, axis=1)[:, :at_most]
+    num_nearest = min(count, products.shape[1])
+    places = np.argpartition(-products, num_nearest - 1, axis=1)[:, :num_nearest]
     places.sort(axis=1)
     joined_rows = np.concatenate([rows, places + first], axis=1)
     joined = np.concatenate([cosines, np.take_along_axis(products, places, axis=1)], axis=1)

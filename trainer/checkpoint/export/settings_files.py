@@ -31,7 +31,7 @@ GENERIC_TOKENIZERS = {"TokenizersBackend": "PreTrainedTokenizerFast"}  # name in
 NAMED_TOKENS_ENDING = "_token"  # of special tokens that processors ask for by name
 ORDINARY_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 LOCAL_ROPE = "gemma3_text"  # the type of 4.5x with other rotary positions in sliding layers
-AXIAL = "axial"  # positions in pictures, which 4.5x computes without a setting
+AXIAL = "axial"  # positions in images, which 4.5x computes without a setting
 # Type of a section -> names of settings in 4.5x and in 5.
 RENAMED = {
     "qwen3_vl_moe_text": ("num_experts", "num_local_experts"),

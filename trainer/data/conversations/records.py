@@ -140,8 +140,8 @@ def with_media(
             )
     if not videos:
         return tuple(turns), tuple(images)
-    pictures, clips = iter(images), iter(videos)
-    found = [image for mark in marks for image in (next(clips) if mark == VIDEO_MARK else [next(pictures)])]
+    stills, clips = iter(images), iter(videos)
+    found = [image for mark in marks for image in (next(clips) if mark == VIDEO_MARK else [next(stills)])]
     shown = [[f"<{time_s:.1f} seconds>{IMAGE_TOKEN}" for time_s in of_frames] for of_frames in times_s]
     left = iter(shown or [[IMAGE_TOKEN] * len(frames) for frames in videos])
 

@@ -2,7 +2,7 @@
 
 EXIF and XMP contain the place (GPS), the camera and its owner, which must not be passed on with shards. So only parts
 from closed lists are kept: what a decoder needs, and colour profiles. What follows the end of an image, such as the
-video of a motion photo or the second picture of an MPO, is not.
+video of a motion photo or the second image of an MPO, is not.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Items:
 
     @classmethod
     def of(
-        cls, order: Int64Array, edges: Int64Array, tokens: NDArray[np.integer], prefixes: PrefixGroups, most_tokens: int
+        cls, order: Int64Array, edges: Int64Array, tokens: NDArray[np.integer], prefixes: PrefixGroups, max_tokens: int
     ) -> Items:
         """Neighbours of a group, as many as fit into a sequence and are allowed there, in pieces of nearly equal size.
 
@@ -42,7 +42,7 @@ class Items:
         prefix = prefixes.prefix_tokens[order[start[:-1]]].astype(np.int64)
         before = np.concatenate([[0], np.cumsum(lengths)])  # tokens before each place
         branches = before[start[1:]] - before[start[:-1]] - prefix * length
-        room = np.maximum(most_tokens - prefix, 1)
+        room = np.maximum(max_tokens - prefix, 1)
         most = prefixes.max_branches
         pieces = np.maximum(-(-branches // room), -(-length // most) if most else 1)
         pieces = np.where(prefix > 0, np.minimum(pieces, length), length)

@@ -42,7 +42,7 @@ def thumbnail(data: bytes, max_pixels: int) -> bytes:
     return png_bytes(small)
 
 
-def write_reject_pictures(
+def write_reject_images(
     examples: Mapping[RejectCode, Sequence[Reject]], folder: Path, max_pixels: int
 ) -> dict[str, list[str]]:
     """Write `reject_pictures/<code>-<n>.png` for the examples whose image can be read.
@@ -98,9 +98,9 @@ class ContactSheet:
     def _wanted(self, identity: str) -> bool:
         return len(self._kept) < SHEET_SAMPLES or _rank(identity) >= self._kept[0][0]
 
-    def _keep(self, record: dict[str, Any], pictures: tuple[tuple[bytes, int], ...]) -> None:
-        """`pictures`: encoded bytes and number of pixels of each."""
-        heapq.heappush(self._kept, (_rank(record["id"]), record["id"], record, pictures))
+    def _keep(self, record: dict[str, Any], images: tuple[tuple[bytes, int], ...]) -> None:
+        """`images`: encoded bytes and number of pixels of each."""
+        heapq.heappush(self._kept, (_rank(record["id"]), record["id"], record, images))
         if len(self._kept) > SHEET_SAMPLES:
             heapq.heappop(self._kept)
 
@@ -108,9 +108,9 @@ class ContactSheet:
         """Write `contact_sheet.json` and the thumbnails that it names."""
         (folder / SHEET_FOLDER).mkdir()
         lines = []
-        for number, (_, _, record, pictures) in enumerate(sorted(self._kept, key=lambda kept: kept[1])):
+        for number, (_, _, record, images) in enumerate(sorted(self._kept, key=lambda kept: kept[1])):
             names = []
-            for place, (data, pixels) in enumerate(pictures):
+            for place, (data, pixels) in enumerate(images):
                 names.append(f"{SHEET_FOLDER}/{number}-{place}.png")
                 (folder / names[-1]).write_bytes(thumbnail(data, pixels))
             lines.append(record | {"pictures": names})

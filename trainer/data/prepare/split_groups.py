@@ -60,35 +60,35 @@ class SampleGroups:
 
     def __init__(self, config: DataConfig) -> None:
         self._config, self._images = config, ImageGroups()
-        self._several = disk_table("CREATE TABLE pictures (record INTEGER, image TEXT)")
+        self._several = disk_table("CREATE TABLE group_images (record INTEGER, image TEXT)")
         self._sizes = DigestFiles()  # of groups, each with its first record
         self._decisions: list[tuple[bytes, int]] = []  # digest of the group and record, before they are in `_sizes`
         self._common: dict[str, int] = {}  # samples that have the image beside others
-        self._records = self._held_out = self._decided = 0
+        self._records = self._validation = self._decided = 0
 
     def add(self, record: int, group: Sequence[str]) -> None:
         """Add a record by its number from 1, and its `group_of`; an empty group where the source names the split."""
         self._records += 1
         if len(group) > 1:
-            self._several.executemany("INSERT INTO pictures VALUES (?, ?)", ((record, image) for image in group))
+            self._several.executemany("INSERT INTO group_images VALUES (?, ?)", ((record, image) for image in group))
 
     def join(self) -> None:
         """Join groups that share images, once all records were added."""
         most = max(FEWEST_COMMON, self._config.max_image_share * self._records)
-        counts = "SELECT image, count(*) FROM pictures GROUP BY image HAVING count(*) > ?"
+        counts = "SELECT image, count(*) FROM group_images GROUP BY image HAVING count(*) > ?"
         self._common = dict(self._several.execute(counts, (most,)))
-        rows = self._several.execute("SELECT record, image FROM pictures ORDER BY record, image")
+        rows = self._several.execute("SELECT record, image FROM group_images ORDER BY record, image")
         for _, group in groupby(rows, key=lambda row: int(row[0])):
             self._images.join(self._joining([image for _, image in group]))
-        self._several.execute("CREATE INDEX by_image ON pictures (image)")
-        self._several.execute("CREATE INDEX by_record ON pictures (record)")
+        self._several.execute("CREATE INDEX by_image ON group_images (image)")
+        self._several.execute("CREATE INDEX by_record ON group_images (record)")
 
     def split_of(self, record: int, member: str) -> Split:
         """The split of a record whose group has this member, its smallest."""
         group = self._group(record, member)
         split = split_of(group, self._config.validation_fraction)
         self._decided += 1
-        self._held_out += split == "eval"
+        self._validation += split == "eval"
         self._decisions.append((short_digest(group), record))
         if len(self._decisions) == DECISIONS:
             self._count_decisions()
@@ -96,7 +96,7 @@ class SampleGroups:
 
     def _group(self, record: int, member: str) -> str:
         if member in self._common:
-            rows = self._several.execute("SELECT image FROM pictures WHERE record = ? ORDER BY image", (record,))
+            rows = self._several.execute("SELECT image FROM group_images WHERE record = ? ORDER BY image", (record,))
             member = min(self._joining([image for (image,) in rows] or [member]))
         return self._images.root(member)
 
@@ -134,14 +134,14 @@ class SampleGroups:
             squares += float(sizes @ sizes)
             if sizes.max(initial=0) > largest:
                 record, largest = int(groups["first"][sizes.argmax()]), int(sizes.max())
-        chance = 4 * math.sqrt((squares - largest**2) * fraction * (1 - fraction)) / self._decided
-        if largest == 1 or abs(self._held_out / self._decided - fraction) <= self._config.max_split_error + chance:
+        deviation = 4 * math.sqrt((squares - largest**2) * fraction * (1 - fraction)) / self._decided
+        if largest == 1 or abs(self._validation / self._decided - fraction) <= self._config.max_split_error + deviation:
             return
         name = self._group(record, member_of(record))
-        held_out = f"{self._held_out:,} of {self._decided:,} samples ({self._held_out / self._decided:.0%})"
+        validation = f"{self._validation:,} of {self._decided:,} samples ({self._validation / self._decided:.0%})"
         share, why = f"{largest / self._decided:.0%}", self._reason(name, place_of)
         raise DataError(
-            f"{held_out} are held out for validation, and data.validation_fraction is {fraction:.0%}\n"
+            f"{validation} are held out for validation, and data.validation_fraction is {fraction:.0%}\n"
             f"  the largest group has {largest:,} samples ({share}), {why}",
             expected="groups that are small beside the whole, or a difference of at most data.max_split_error "
             f"{self._config.max_split_error:g}",
@@ -153,14 +153,16 @@ class SampleGroups:
         """Key of a group: the image that most of its samples have, or the field's value."""
         if self._config.split_by not in (BY_IMAGE, BY_RECORD):
             return f"those of {group}"
-        counts = "SELECT image, count(*) FROM pictures GROUP BY image HAVING count(*) > 1 ORDER BY count(*) DESC, image"
+        counts = (
+            "SELECT image, count(*) FROM group_images GROUP BY image HAVING count(*) > 1 ORDER BY count(*) DESC, image"
+        )
         for image, count in self._several.execute(counts).fetchall():
             if self._images.root(image) == group:
                 return f"joined by an image of {place_of(self._record_with(image))}, which {count:,} of them have"
         return "of one image"
 
     def _record_with(self, image: str) -> int:
-        row = self._several.execute("SELECT min(record) FROM pictures WHERE image = ?", (image,)).fetchone()
+        row = self._several.execute("SELECT min(record) FROM group_images WHERE image = ?", (image,)).fetchone()
         return int(row[0])
 
 

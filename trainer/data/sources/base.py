@@ -147,8 +147,8 @@ class FileSource(Source, Generic[Raw, Item]):
     def notes(self) -> list[str]:
         notes = list(super().notes())
         if self.splits:
-            held_out = sum(split == "eval" for split in self.splits.values())
-            text = f"{held_out} of {len(self.files.names)} files are held out for validation, as their names say"
+            validation = sum(split == "eval" for split in self.splits.values())
+            text = f"{validation} of {len(self.files.names)} files are held out for validation, as their names say"
             notes.append(f"{text} (data.file_splits)")
         if self.left_out:
             more = f" and {len(self.left_out) - 1} more" if len(self.left_out) > 1 else ""

@@ -73,8 +73,8 @@ class ImageFiles:
             part = replace(part, file=self._name_of(part.file))
             # A file is read once for all its parts, so only the first one counts its bytes.
             size = partial(self._size, part.file if part.frame <= 1 else "")
-            picture, content = partial(self._media.picture, part), partial(self._media.content, part)
-            return ImageRef(f"{part.file}#{part.fragment}", picture, content, size)
+            image, content = partial(self._media.image, part), partial(self._media.content, part)
+            return ImageRef(f"{part.file}#{part.fragment}", image, content, size)
         name = self._name_of(path)
         known, size = partial(self._known, name), partial(self._size, name)
         return ImageRef(name, partial(self._read, name), known, size, is_file=True)

@@ -26,28 +26,28 @@ def best_fit(
     max_images = min(budget[1], int(images.sum()) + 1)  # a limit that is never met may be of any size
     image_bits = max_images.bit_length()
     shift = image_bits + (len(tokens) + 1).bit_length()
-    image_mask, one_row, one_token = (1 << image_bits) - 1, 1 << image_bits, 1 << shift
+    image_mask, one_sequence, one_token = (1 << image_bits) - 1, 1 << image_bits, 1 << shift
     empty = (budget[0] << shift) + max_images
     end = (budget[0] + 1 << shift) + image_mask  # after all open sequences, with room for any sample
-    open_rows, entries = [end], list[int]()  # open sequences are sorted
+    open_sequences, entries = [end], list[int]()  # open sequences are sorted
     groups: list[int] = [] if apart is None else apart.tolist()
     groups_in: dict[int, set[int]] = {}
     for place_of_sample, sample in enumerate(((tokens << shift) + images).tolist()):
-        place = bisect_left(open_rows, sample)
-        entry = open_rows[place]
+        place = bisect_left(open_sequences, sample)
+        entry = open_sequences[place]
         while (entry & image_mask) < (sample & image_mask) or (
             groups and groups[place_of_sample] in groups_in.get((entry & one_token - 1) >> image_bits, ())
         ):
             place += 1
-            entry = open_rows[place]
+            entry = open_sequences[place]
         if entry == end:
-            empty += one_row
+            empty += one_sequence
             entry = empty - sample
         else:
-            entry = open_rows.pop(place) - sample
+            entry = open_sequences.pop(place) - sample
         if groups:
             groups_in.setdefault((entry & one_token - 1) >> image_bits, set()).add(groups[place_of_sample])
         entries.append(entry)
         if entry >= one_token and entry & image_mask:  # free tokens, and images
-            insort(open_rows, entry)
+            insort(open_sequences, entry)
     return ((np.array(entries, np.int64) & one_token - 1) >> image_bits) - 1

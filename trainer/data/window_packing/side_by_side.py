@@ -36,7 +36,7 @@ def best_fit_side_by_side(
     free_images = np.full(free.shape, min(budget[1], int(images.sum(axis=1).max()) + 1), np.int64)
     several = bool((images > 1).any())
     tokens_at, images_at = np.ascontiguousarray((tokens << bits).T, kind), np.ascontiguousarray(images.T)
-    rows = np.zeros((places, windows), np.int64)
+    sequences = np.zeros((places, windows), np.int64)
     num_open = np.searchsorted(-lengths, -np.arange(lengths[0]))  # windows that have a sample at each place
     flat, flat_images = free.reshape(-1), free_images.reshape(-1)
     window, differences, begun = np.arange(windows), np.empty(free.size, kind), 1
@@ -45,18 +45,18 @@ def best_fit_side_by_side(
         left = differences[: begun * count].reshape(begun, count)
         np.subtract(free[:begun, :count], tokens_at[place, :count], out=left)
         best = np.minimum.reduce(left, axis=0)
-        row = np.bitwise_and(best, number, dtype=kind).astype(np.int64)
-        entry = row * windows + window[:count]
+        sequence = np.bitwise_and(best, number, dtype=kind).astype(np.int64)
+        entry = sequence * windows + window[:count]
         images_left = flat_images[entry] - needed_images
         if several and len(short := np.flatnonzero(images_left < 0)):
             fewer = left[:, short]
             fewer[free_images[:begun, short] < needed_images[short]] = closed
             best[short] = np.minimum.reduce(fewer, axis=0)
-            row[short] = best[short] & number
-            entry[short] = row[short] * windows + short
+            sequence[short] = best[short] & number
+            entry[short] = sequence[short] * windows + short
             images_left[short] = flat_images[entry[short]] - needed_images[short]
         best[(best <= number) | (images_left == 0)] = closed
         flat[entry], flat_images[entry] = best, images_left
-        rows[place, :count] = row
-        begun = max(begun, int(row.max()) + 2)
-    return rows.T
+        sequences[place, :count] = sequence
+        begun = max(begun, int(sequence.max()) + 2)
+    return sequences.T

@@ -36,22 +36,24 @@ class _Block:
         apart = None if self.apart is None else np.take_along_axis(self.apart, places, axis=1)
         return _Block(self.lengths, tokens, images, apart)
 
-    def rows(self, budget: tuple[int, int]) -> Int64Array:
+    def sequences(self, budget: tuple[int, int]) -> Int64Array:
         """(windows, places) number of each sample's sequence in its window; where there is no sample, `places`."""
         windows, places = self.tokens.shape
-        rows = np.full((windows, places), places)
+        sequences = np.full((windows, places), places)
         together = self._without_apart() if windows >= FROM_WINDOWS else np.empty(0, np.int64)
         if len(together) >= FROM_WINDOWS:
             some = self.at(together)
             packed = best_fit_side_by_side(some.tokens, some.images, some.lengths, budget)
-            rows[together] = np.where(np.arange(places) < some.lengths[:, None], packed, places)
+            sequences[together] = np.where(np.arange(places) < some.lengths[:, None], packed, places)
         else:
             together = together[:0]
         for window in np.setdiff1d(np.arange(windows), together).tolist():
             length = self.lengths[window]
             apart = None if self.apart is None else self.apart[window, :length]
-            rows[window, :length] = best_fit(self.tokens[window, :length], self.images[window, :length], budget, apart)
-        return rows
+            sequences[window, :length] = best_fit(
+                self.tokens[window, :length], self.images[window, :length], budget, apart
+            )
+        return sequences
 
     def _without_apart(self) -> Int64Array:
         """Windows any of whose samples may share a sequence."""
@@ -73,7 +75,7 @@ def pack_windows(
 ) -> tuple[Int64Array, Int64Array]:
     """The samples of all windows, sequence by sequence, and the number of samples of each sequence.
 
-    Longest first, or in the given order where that needs fewer sequences: longest first packs badly where few lengths
+    Longest first, or in the block order where that needs fewer sequences: longest first packs badly where few lengths
     occur and several long samples leave a gap that no short one fits.
 
     Args:
@@ -103,31 +105,31 @@ def _packed(
     columns = np.arange(lengths[0])
     is_sample = columns < lengths[:, None]
     places = np.where(is_sample, edges[by_length, None] + columns, 0)
-    given = _Block(
+    block = _Block(
         lengths,
         np.where(is_sample, tokens[places], 0).astype(np.int64),
         np.where(is_sample, images[places], 0).astype(np.int64),
         None if apart is None else apart[places],
     )
-    order = stable_order(np.where(is_sample, budget[0] - given.tokens, budget[0] + 1))
-    rows = given.sorted(order).rows(budget)
-    needed = _num_rows(rows)
-    loose = np.flatnonzero(given.tokens.sum(axis=1) < WELL_FILLED * needed * budget[0])
+    order = stable_order(np.where(is_sample, budget[0] - block.tokens, budget[0] + 1))
+    sequences = block.sorted(order).sequences(budget)
+    needed = _num_sequences(sequences)
+    loose = np.flatnonzero(block.tokens.sum(axis=1) < WELL_FILLED * needed * budget[0])
     if len(loose):
-        rows_as_given = given.at(loose).rows(budget)
-        is_better = _num_rows(rows_as_given) < needed[loose]
-        rows[loose[is_better]], order[loose[is_better]] = rows_as_given[is_better], columns
+        unsorted = block.at(loose).sequences(budget)
+        is_better = _num_sequences(unsorted) < needed[loose]
+        sequences[loose[is_better]], order[loose[is_better]] = unsorted[is_better], columns
     packed = np.empty_like(places)
-    packed[by_length] = np.take_along_axis(np.take_along_axis(places, order, 1), stable_order(rows), 1)
-    sizes = np.empty_like(rows)
-    numbers = np.arange(len(rows))[:, None] * len(columns) + rows
-    sizes[by_length] = np.bincount(numbers[is_sample], minlength=rows.size).reshape(rows.shape)
+    packed[by_length] = np.take_along_axis(np.take_along_axis(places, order, 1), stable_order(sequences), 1)
+    sizes = np.empty_like(sequences)
+    numbers = np.arange(len(sequences))[:, None] * len(columns) + sequences
+    sizes[by_length] = np.bincount(numbers[is_sample], minlength=sequences.size).reshape(sequences.shape)
     return packed[columns < np.diff(edges)[:, None]], sizes[sizes > 0]
 
 
-def _num_rows(rows: Int64Array) -> Int64Array:
+def _num_sequences(sequences: Int64Array) -> Int64Array:
     """(windows,) sequences that each window needs."""
-    counts: Int64Array = np.where(rows < rows.shape[1], rows, -1).max(axis=1) + 1
+    counts: Int64Array = np.where(sequences < sequences.shape[1], sequences, -1).max(axis=1) + 1
     return counts
 
 

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vlmpipe.trainer.evaluation.baseline.probe import Probe
-from vlmpipe.trainer.evaluation.held_out.field_slices import LEVEL
-from vlmpipe.trainer.evaluation.held_out.field_values import grouped, obstacle
 from vlmpipe.trainer.evaluation.metrics import Prediction
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts, interval, paired_counts
 from vlmpipe.trainer.evaluation.significance.slices import holm, p_of_pair
+from vlmpipe.trainer.evaluation.validation.field_slices import LEVEL
+from vlmpipe.trainer.evaluation.validation.field_values import grouped, obstacle
 from vlmpipe.trainer.records.evaluation import Retention, StartScores, StartSlice
 
 Slices = dict[tuple[str, str], list[int]]  # numbers of questions by field and value

@@ -17,8 +17,8 @@ from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, answer_ques
 from vlmpipe.trainer.evaluation.benchmarks.question import BenchmarkQuestion
 from vlmpipe.trainer.evaluation.benchmarks.run import Benchmarks, ask
 from vlmpipe.trainer.evaluation.benchmarks.scores import score
-from vlmpipe.trainer.evaluation.held_out.questions import HeldOut
 from vlmpipe.trainer.evaluation.metrics import image_group, normalise
+from vlmpipe.trainer.evaluation.validation.questions import ValidationSplit
 
 RIGHT = 0.5  # of a graded score, from which an answer counts as right
 UNSCORED = ("coco-captions",)  # whose score is of all captions together
@@ -75,7 +75,7 @@ class Probe:
         return hashlib.sha256(repr(asked or list(self.prompts)).encode()).hexdigest()
 
     def answers(
-        self, job: JobConfig, model: AnsweringModel, validation: HeldOut, numbers: range, device: torch.device
+        self, job: JobConfig, model: AnsweringModel, validation: ValidationSplit, numbers: range, device: torch.device
     ) -> list[str]:
         """The model's answers to the questions with these numbers, in their order."""
         answers, size, of_benchmarks = list[str](), job.evaluate.batch_questions, self._of_benchmarks
@@ -118,7 +118,7 @@ class Probe:
         return first[0], first[1]
 
 
-def open_probe(job: JobConfig, validation: HeldOut, benchmarks: Benchmarks) -> Probe:
+def open_probe(job: JobConfig, validation: ValidationSplit, benchmarks: Benchmarks) -> Probe:
     """The run's probe. benchmarks: of the run, with all questions that they ask."""
     settings = job.evaluate.retention
     if settings.probe == "off":
@@ -147,6 +147,6 @@ def open_probe(job: JobConfig, validation: HeldOut, benchmarks: Benchmarks) -> P
     return Probe(prompts=prompts)
 
 
-def _asked(validation: HeldOut, prompt: Prompt) -> Asked:
+def _asked(validation: ValidationSplit, prompt: Prompt) -> Asked:
     image = validation.images(prompt.sample, 1)
     return Asked(Turn(f"{IMAGE_TOKEN}\n{prompt.text}", ""), image, image)

@@ -29,8 +29,8 @@ from vlmpipe.trainer.evaluation.baseline.probe import Probe, open_probe
 from vlmpipe.trainer.evaluation.baseline.start_model import load_start, weights_identity
 from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
 from vlmpipe.trainer.evaluation.benchmarks.run import Benchmarks
-from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, answer, with_images
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question, is_right
+from vlmpipe.trainer.evaluation.validation.questions import ValidationSplit, answer, with_images
 from vlmpipe.trainer.feature_cache.reader import FeatureReader
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.progress import Progress
@@ -61,7 +61,7 @@ class StartWeights:
     """
 
     job: JobConfig
-    validation: HeldOut
+    validation: ValidationSplit
     questions: Sequence[Question]
     benchmarks: Benchmarks
     probe: Probe
@@ -69,7 +69,7 @@ class StartWeights:
 
     @classmethod
     def of(
-        cls, job: JobConfig, validation: HeldOut, questions: Sequence[Question], benchmarks: Benchmarks
+        cls, job: JobConfig, validation: ValidationSplit, questions: Sequence[Question], benchmarks: Benchmarks
     ) -> StartWeights:
         obstacle = ""
         if job.evaluate.baseline == "off":

@@ -37,9 +37,9 @@ def images_like_train(
     images, run = {question.image.name: question.image for question in questions}, open_storage(job.run.run_uri)
     pairs = []
     for number, (name, (identity, image, distance)) in enumerate(result.closest()):
-        picture = f"{ANSWERS_FOLDER}/{benchmark}-like-train-{number}.png"
-        run.write(picture, thumbnail(images[name].read(), job.data.max_image_pixels))
-        pairs.append({"image": name, "picture": picture, "train": (identity, image), "distance": distance})
+        path = f"{ANSWERS_FOLDER}/{benchmark}-like-train-{number}.png"
+        run.write(path, thumbnail(images[name].read(), job.data.max_image_pixels))
+        pairs.append({"image": name, "picture": path, "train": (identity, image), "distance": distance})
     return {
         "images_like_train": len(result.found),
         "images_without_signature": result.without_signature,

@@ -24,7 +24,7 @@ from vlmpipe.trainer.data.text_files.json_stream import BadJsonError, parse_json
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.evaluation.benchmarks.files import BenchmarkFile
 from vlmpipe.trainer.evaluation.benchmarks.question import BenchmarkQuestion
-from vlmpipe.trainer.evaluation.cider import MIN_PICTURES
+from vlmpipe.trainer.evaluation.cider import MIN_IMAGES
 from vlmpipe.trainer.storage import open_storage
 
 PEOPLE = 10  # who answered each question of VQAv2 and TextVQA
@@ -254,8 +254,8 @@ def read_coco_captions(config: BenchmarkConfig, image: FIND_IMAGE) -> Iterator[B
         caption = file.member(record, "caption", str, where)
         captions.setdefault(file.member(record, "image_id", int, where), []).append(caption)
     images = list(_numbered(file.member(content, "images", list, "the file"), "image"))
-    if len(images) < MIN_PICTURES:
-        raise file.wrong(f"it has {len(images)} images; CIDEr-D compares captions of {MIN_PICTURES} or more")
+    if len(images) < MIN_IMAGES:
+        raise file.wrong(f"it has {len(images)} images; CIDEr-D compares captions of {MIN_IMAGES} or more")
     for where, record in images:
         number = file.member(record, "id", int, where)
         if number not in captions:

@@ -30,10 +30,10 @@ from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import UserError, require_package
 from vlmpipe.trainer.evaluation.answer import AnsweringModel
 from vlmpipe.trainer.evaluation.baseline.score import Asking
-from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, answer, with_images
-from vlmpipe.trainer.evaluation.held_out.result import Pairs, right_of
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question, exact_match
 from vlmpipe.trainer.evaluation.significance.paired import interval
+from vlmpipe.trainer.evaluation.validation.questions import ValidationSplit, answer, with_images
+from vlmpipe.trainer.evaluation.validation.result import Pairs, right_of
 from vlmpipe.trainer.models.layers.lora import without_adapters
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.progress import Progress
@@ -56,7 +56,7 @@ class QuantizedExports:
     """The formats that a run asks for, and the questions of this rank."""
 
     job: JobConfig
-    validation: HeldOut
+    validation: ValidationSplit
     questions: Sequence[Question]
     asking: Asking
 

@@ -10,7 +10,7 @@ from vlmpipe.trainer.data.sample import stable_digest
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.shards.tar import ShardReader
-from vlmpipe.trainer.evaluation.held_out.questions import asked_turns
+from vlmpipe.trainer.evaluation.validation.questions import asked_turns
 from vlmpipe.trainer.models.video_file import VideoFile
 
 

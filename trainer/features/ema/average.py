@@ -15,7 +15,7 @@ from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.hooks.feature import Feature
 
 SWAPPED_NUMBERS = 1 << 24  # swapped at a time, which bounds the extra memory
-MOST_OF_THE_START = 0.05  # share of initial weights in the average at the end of training that is worth a warning
+MAX_START_SHARE = 0.05  # share of initial weights in the average at the end of training that is worth a warning
 
 
 class Averaging(Feature):
@@ -24,7 +24,7 @@ class Averaging(Feature):
     def warnings(self, train: TrainConfig, total_steps: int) -> Iterator[str]:
         """Warn about an average whose decay is too high for the number of steps."""
         left = train.ema_decay**total_steps
-        if left >= MOST_OF_THE_START:
+        if left >= MAX_START_SHARE:
             yield (
                 f"train.ema_decay {train.ema_decay:g}: after all {total_steps} steps the exported average is "
                 f"still {left:.0%} initial weights; lower train.ema_decay"

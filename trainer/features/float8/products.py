@@ -12,7 +12,7 @@ import itertools
 import torch
 from torch import nn
 
-from vlmpipe.trainer.config.compiling import LEAST_FOR_FLOAT8
+from vlmpipe.trainer.config.compiling import MIN_FOR_FLOAT8
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.config.train_options import Float8
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
@@ -66,11 +66,11 @@ def require_float8(device: torch.device) -> None:
     """Raise UserError where torchao is not installed, ConfigError for a GPU without products of 8-bit floats."""
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
-        if (major, minor) < tuple(int(part) for part in str(LEAST_FOR_FLOAT8).split(".")):
+        if (major, minor) < tuple(int(part) for part in str(MIN_FOR_FLOAT8).split(".")):
             raise ConfigError(
                 f"train.float8 does not work on {torch.cuda.get_device_name(device)}, of compute capability "
                 f"{major}.{minor}",
-                expected=f"{LEAST_FOR_FLOAT8} or newer: L4, H100, H200, B200",
+                expected=f"{MIN_FOR_FLOAT8} or newer: L4, H100, H200, B200",
                 fix="set train.float8 to none, or take another cluster.accelerator_type",
             )
     require_torchao()

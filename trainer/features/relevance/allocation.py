@@ -132,7 +132,7 @@ def quadtree(relevance: Tensor, grid: tuple[int, int], most: int) -> Kept:
         return float(table[row : row + height, column : column + width].max())
 
     while splittable := [cell for cell in cells if cell[4] > 1 and len(cells) - 1 + len(children(cell)) <= most]:
-        # Of equally urgent squares the largest: an even picture is divided evenly.
+        # Of equally urgent squares the largest: an even image is divided evenly.
         chosen = max(splittable, key=lambda cell: (urgency(cell), cell[4], -cell[0], -cell[1]))
         cells.remove(chosen)
         cells += children(chosen)

@@ -22,7 +22,7 @@ from vlmpipe.trainer.features.relevance.scorers import Scorers
 PREFIX = "relevance."  # of the module's weights in a model's state dict
 FILE = "relevance.safetensors"  # in an export, beside the base's own files
 BUDGET_NOISE = 0.5  # deviation of the budget's logit in drawn selections
-LEAST_DEVIATION = 0.05  # of the rewards, which are probabilities, that advantages are divided by
+MIN_DEVIATION = 0.05  # of the rewards, which are probabilities, that advantages are divided by
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,12 +137,12 @@ def policy_loss(log_probs: Tensor, rewards: Tensor) -> Tensor:
     """REINFORCE with a leave-one-out baseline (RLOO), summed over samples. Both arguments: (selections, samples).
 
     A sample's advantages depend on its own selections only, and are divided by their rewards' deviation, or by
-    LEAST_DEVIATION where that is less: once all selections answer, what is left of differences would be noise.
+    MIN_DEVIATION where that is less: once all selections answer, what is left of differences would be noise.
     """
     if not rewards.numel():
         return log_probs.sum()
     others = (rewards.sum(0) - rewards) / (len(rewards) - 1)
-    advantages = (rewards - others) / rewards.std(0).clamp(min=LEAST_DEVIATION)
+    advantages = (rewards - others) / rewards.std(0).clamp(min=MIN_DEVIATION)
     return -(advantages.detach() * log_probs).mean(0).sum()
 
 

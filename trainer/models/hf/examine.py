@@ -120,8 +120,8 @@ def _found(config: ModelConfig, images: PublishedImages, whole: PreTrainedConfig
     _require_known_parts(model)
     _require_known_pixels(model, images)
     module = HfVLM(config, model, images).eval()
-    pictures = [Image.effect_noise(size, 64).convert("RGB") for size in SIZES]
-    made = [images.tensors([image]) for image in pictures]
+    samples = [Image.effect_noise(size, 64).convert("RGB") for size in SIZES]
+    made = [images.tensors([image]) for image in samples]
     ids = [_ids(images, size, text) for size, text in zip(SIZES, TEXTS, strict=True)]
 
     def hidden(rows: list[Tensor], inputs: dict[str, Tensor]) -> Tensor:
@@ -142,7 +142,7 @@ def _found(config: ModelConfig, images: PublishedImages, whole: PreTrainedConfig
     idle = {name for name, parameter in model.named_parameters() if parameter.grad is None}
     _require_all_reached(config, model, idle)
     return Examination(
-        stored=_stored(images, model, pictures),
+        stored=_stored(images, model, samples),
         untrained=tuple(end for end, name in names_from_end(model).items() if name in idle),
         keeps_apart=_equal(packed, torch.cat(alone)),
         masked=module.masked,
@@ -213,14 +213,14 @@ def _require_all_reached(config: ModelConfig, model: PreTrainedModel, idle: Coll
         )
 
 
-def _stored(images: PublishedImages, model: nn.Module, pictures: Sequence[Image.Image]) -> StoredOutput | None:
+def _stored(images: PublishedImages, model: nn.Module, samples: Sequence[Image.Image]) -> StoredOutput | None:
     """Return the encoder output that a feature cache can store, or None if there is none.
 
     None also if an image's inputs depend on the other images, or inputs other than pixels on more than its size.
     """
-    made = [images.tensors([image]) for image in pictures]
-    joined, together = join(made), images.tensors(pictures)
-    layout = join([images.layout(image.size) for image in pictures])
+    made = [images.tensors([image]) for image in samples]
+    joined, together = join(made), images.tensors(samples)
+    layout = join([images.layout(image.size) for image in samples])
     if any(not torch.equal(joined[name], together[name]) for name in together):
         return None
     if any(not torch.equal(joined[name], layout[name]) for name in layout if name != "pixel_values"):

@@ -51,11 +51,11 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: _LinearContext, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         rows, weight = ctx.saved_tensors
         gradient = gradients[0].flatten(0, -2)  # (rows, outputs)
-        of_rows = of_weight = of_bias = None
+        of_sequences = of_weight = of_bias = None
         if ctx.needs_input_grad[0]:
-            of_rows = (gradient @ weight.to(ctx.compute_dtype)).view_as(rows).to(rows.dtype)
+            of_sequences = (gradient @ weight.to(ctx.compute_dtype)).view_as(rows).to(rows.dtype)
         if ctx.needs_input_grad[1]:
             of_weight = (gradient.t() @ rows.flatten(0, -2).to(ctx.compute_dtype)).to(weight.dtype)
         if ctx.needs_input_grad[2]:
             of_bias = gradient.sum(0).to(weight.dtype)
-        return of_rows, of_weight, of_bias
+        return of_sequences, of_weight, of_bias

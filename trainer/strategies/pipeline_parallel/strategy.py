@@ -174,11 +174,11 @@ class StageRunner(nn.Module):
         received: one tensor of `shape`, except in the first stage. In training, missing sequences of a micro-batch are
         zeros.
         """
-        batch, max_rows = next(self._batches), self._config.micro_batch_size
+        batch, max_sequences = next(self._batches), self._config.micro_batch_size
         if batch is None:
             return self._pass_nothing(*received)
-        rows = len(batch.input_ids)
-        hidden = received[0][:rows].to(self._computed_dtype) if received else None
+        sequences = len(batch.input_ids)
+        hidden = received[0][:sequences].to(self._computed_dtype) if received else None
         output: Tensor = self._module(**batch.to(self._device), hidden=hidden)
         if self.stage.is_last:
             return output
@@ -187,7 +187,7 @@ class StageRunner(nn.Module):
             return output
         if not output.requires_grad:  # all frozen up to here, but the schedule runs a backward pass
             output.requires_grad_()
-        return F.pad(output, (0, 0, 0, 0, 0, max_rows - rows)) if rows < max_rows else output
+        return F.pad(output, (0, 0, 0, 0, 0, max_sequences - sequences)) if sequences < max_sequences else output
 
     def evaluate(self, batch: PackedBatch, received: Tensor) -> Tensor:
         """Run one micro-batch, without padding its sequences. `received` is ignored in the first stage."""

@@ -100,9 +100,9 @@ class _Factors(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         rows, weight = ctx.saved_tensors
-        of_rows = gradient @ weight if ctx.needs_input_grad[0] else None
+        of_sequences = gradient @ weight if ctx.needs_input_grad[0] else None
         of_weight = gradient.flatten(0, -2).t() @ rows.flatten(0, -2) if ctx.needs_input_grad[1] else None
-        return of_rows, of_weight
+        return of_sequences, of_weight
 
 
 class _Reduced(torch.autograd.Function):

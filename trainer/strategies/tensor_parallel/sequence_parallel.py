@@ -41,22 +41,22 @@ class SequenceParallel:
 
     def shard(self, whole: Tensor) -> Tensor:
         """A copy of this rank's shard."""
-        rows, tokens, hidden = whole.shape
+        sequences, tokens, hidden = whole.shape
         part = whole.reshape(-1, hidden).chunk(self.ranks)[self.number]
-        return part.clone().view(rows, tokens // self.ranks, hidden)
+        return part.clone().view(sequences, tokens // self.ranks, hidden)
 
     def gathered(self, part: Tensor) -> Tensor:
         """All-gather."""
-        rows, tokens, hidden = part.shape
-        whole = part.new_empty(rows, tokens * self.ranks, hidden)
+        sequences, tokens, hidden = part.shape
+        whole = part.new_empty(sequences, tokens * self.ranks, hidden)
         if self.group:
             _all_gather(whole.view(-1, hidden), part.reshape(-1, hidden).contiguous(), group=self.group)
         return whole
 
     def summed(self, whole: Tensor) -> Tensor:
         """Reduce-scatter."""
-        rows, tokens, hidden = whole.shape
-        part = whole.new_empty(rows, tokens // self.ranks, hidden)
+        sequences, tokens, hidden = whole.shape
+        part = whole.new_empty(sequences, tokens // self.ranks, hidden)
         if self.group:
             _reduce_scatter(part.view(-1, hidden), whole.reshape(-1, hidden).contiguous(), group=self.group)
         return part

@@ -69,7 +69,7 @@ def _styled(comparison: Comparison, nodes: int, name: str) -> Text:
     cell = comparison.row(nodes).get(name)
     bold = cell is not None and cell is comparison.fastest(nodes)
     return Text(
-        _text(cell), style="bold" if bold else "red" if cell and (cell.least_gib or cell.lacks_host_memory) else ""
+        _text(cell), style="bold" if bold else "red" if cell and (cell.min_gib or cell.lacks_host_memory) else ""
     )
 
 
@@ -78,7 +78,7 @@ def _text(cell: Cell | None) -> str:
         return f"{cell.way.hours:.1f}" if cell.way.hours < 100 else f"{cell.way.hours:.0f}"
     if cell and cell.lacks_host_memory:
         return "host"
-    return f"{cell.least_gib:.0f} GiB" if cell and cell.least_gib else NOT_POSSIBLE
+    return f"{cell.min_gib:.0f} GiB" if cell and cell.min_gib else NOT_POSSIBLE
 
 
 def _cost(comparison: Comparison, nodes: int) -> str:

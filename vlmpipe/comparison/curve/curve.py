@@ -95,10 +95,10 @@ def points_of(trainings: Mapping[str, Sequence[Training]], samples: Mapping[str,
     own = (asked - asked.mean(1, keepdims=True)) * np.sqrt(len(names) / max(1, len(names) - 1))
     starts = np.array([variant.starts for variant in variants])
     error, freedom = np.sqrt(of_one / starts), int((starts - 1).sum())
-    chance = np.random.default_rng(SEED)
-    by_starts = chance.normal(size=asked.shape) * error
+    generator = np.random.default_rng(SEED)
+    by_starts = generator.normal(size=asked.shape) * error
     visible = float(np.std((asked + by_starts)[:, -1] - (asked + by_starts)[:, -2])) if len(names) > 1 else None
-    by_starts = by_starts * _widened(chance, freedom, DRAWS)[:, None]
+    by_starts = by_starts * _widened(generator, freedom, DRAWS)[:, None]
     return Points(
         names=tuple(names),
         samples=np.array([samples[name] for name in names]),
@@ -115,9 +115,9 @@ def points_of(trainings: Mapping[str, Sequence[Training]], samples: Mapping[str,
     )
 
 
-def _widened(chance: np.random.Generator, freedom: int, draws: int) -> Float64Array:
+def _widened(generator: np.random.Generator, freedom: int, draws: int) -> Float64Array:
     """(draws,) factors that make normal errors Student's: all shares have one estimate of the spread of starts."""
-    return np.sqrt(freedom / chance.chisquare(freedom, draws)) if freedom else np.ones(draws)
+    return np.sqrt(freedom / generator.chisquare(freedom, draws)) if freedom else np.ones(draws)
 
 
 def curve_of(
@@ -202,7 +202,7 @@ def _answered(curve: LearningCurve, points: Points) -> LearningCurve:
     return curve.model_copy(
         update={
             "answer": answer,
-            "law": _most_likely(laws, points),
+            "law": _likeliest(laws, points),
             "needed": number if answer in ("needs", "reached") else None,
             "ceiling": ceiling,
             "noise_from": float(np.median(np.maximum(laws.samples_for(visible), points.samples[0]))),
@@ -217,7 +217,7 @@ def fitted_laws(points: Points) -> Laws:
     return fit_laws(points.samples, 1 - points.means, 1 - points.draws, points.variances)
 
 
-def _most_likely(laws: Laws, points: Points) -> Law:
+def _likeliest(laws: Laws, points: Points) -> Law:
     """The most likely law, fitted to the means."""
     shape = laws.shapes[int(np.argmax(laws.likely))]
     floor, scale, _ = fit_shape(shape, points.samples, 1 - points.means[None], 1 / points.variances)
@@ -239,8 +239,8 @@ def hidden(points: Points, samples: float, *, starts: int) -> Prediction:
 
 def _prediction(laws: Laws, points: Points, samples: float, error: float) -> Prediction:
     """The score on that number of samples by these laws, measured with that standard error."""
-    chance, scores = np.random.default_rng(SEED + 1), 1 - laws.errors(samples)
-    spread = chance.normal(size=len(scores)) * _widened(chance, points.freedom, len(scores)) * error
+    generator, scores = np.random.default_rng(SEED + 1), 1 - laws.errors(samples)
+    spread = generator.normal(size=len(scores)) * _widened(generator, points.freedom, len(scores)) * error
     score = _between(np.clip(scores + spread, 0.0, 1.0))
     return Prediction(samples=samples, score=score.model_copy(update={"value": float(np.median(scores))}))
 

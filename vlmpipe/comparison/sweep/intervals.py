@@ -121,9 +121,9 @@ def resample(
     """
     numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
     of_question = np.array([numbers[group] for group in groups])
-    chance = np.random.default_rng(SEED)
+    generator = np.random.default_rng(SEED)
     count = len(numbers)
-    times = chance.multinomial(count, np.full(count, 1 / count), resamples).astype(np.float64)
+    times = generator.multinomial(count, np.full(count, 1 / count), resamples).astype(np.float64)
     questions = times @ np.bincount(of_question, minlength=count)
     variants = {}
     for variant, of_starts in scores.items():

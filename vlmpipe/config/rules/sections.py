@@ -13,14 +13,14 @@ from vlmpipe.config.rules.hub import hub_problems
 from vlmpipe.config.rules.quantize import quantize_problems
 from vlmpipe.config.rules.replay import replay_problems
 from vlmpipe.config.rules.shared_prefix import shared_prefix_problems
-from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S, duration_s
+from vlmpipe.config.sections.cluster import FLEX_START_MAX_TIMEOUT_S, duration_s
 from vlmpipe.config.validation_errors import Problem
 from vlmpipe.trainer.config.data import NATIVE
 from vlmpipe.trainer.config.model import GRID_FAMILIES, MAX_ASPECT
 from vlmpipe.trainer.config.strategies import DECOMPOSING, QUANTIZING
 from vlmpipe.trainer.config.train import best_problem
 from vlmpipe.trainer.config.weights.origin import PARTS
-from vlmpipe.trainer.models.video_file import MOST_FRAMES
+from vlmpipe.trainer.models.video_file import MAX_FRAMES
 from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH
 from vlmpipe.trainer.storage.base import in_bucket
 
@@ -113,8 +113,8 @@ def _video_problems(config: RunFields) -> Iterator[Problem]:
         text = "with train.trainer, whose program gets images; expected frames"
     if text:
         yield Problem("data.video", f"found native {text}")
-    if not FRAMES_PER_PATCH <= data.video_frames <= MOST_FRAMES:
-        text = f"found {data.video_frames} with data.video native; expected {FRAMES_PER_PATCH} to {MOST_FRAMES}"
+    if not FRAMES_PER_PATCH <= data.video_frames <= MAX_FRAMES:
+        text = f"found {data.video_frames} with data.video native; expected {FRAMES_PER_PATCH} to {MAX_FRAMES}"
         yield Problem("data.video_frames", text)
     if data.video_times:
         text = "found true with data.video native, which gives times as the model's own processor does; expected false"
@@ -292,8 +292,8 @@ def _capacity_problems(config: RunFields) -> Iterator[Problem]:
             yield Problem("cluster.reduction_server", text)
     if flex_start and not cluster.accelerator_count:
         yield Problem(flex_start, "found flex_start without GPUs, expected accelerator_type and _count")
-    if flex_start and duration_s(cluster.timeout) > FLEX_START_MOST_TIMEOUT_S:
-        text = f"found {cluster.timeout}, expected at most {FLEX_START_MOST_TIMEOUT_S}s with flex_start"
+    if flex_start and duration_s(cluster.timeout) > FLEX_START_MAX_TIMEOUT_S:
+        text = f"found {cluster.timeout}, expected at most {FLEX_START_MAX_TIMEOUT_S}s with flex_start"
         yield Problem("cluster.timeout", text)
 
 

@@ -30,7 +30,7 @@ Accelerator = Literal[
     "NVIDIA_GB200",
     "NVIDIA_RTX_PRO_6000",
 ]
-FLEX_START_MOST_TIMEOUT_S = 7 * 24 * 3600
+FLEX_START_MAX_TIMEOUT_S = 7 * 24 * 3600
 # How long a step of ours watches a job on Vertex AI. The step is a custom job of the service's own, whose timeout of 7
 # days (Scheduling.timeout, v1) cannot be set: neither the pipeline's format nor PipelineJob has a field for it. The
 # rest is for its start, and for a job that is cancelled to save its checkpoint.

@@ -14,7 +14,7 @@ from vlmpipe.importing.job_specs.launch_numbers import with_right_number
 from vlmpipe.job_spec.read_forms import ReadContainer, ReadMachine, ReadPackage, ReadPool
 from vlmpipe.job_spec.rules import CHECKS
 from vlmpipe.job_spec.rules.base import Job, Pool
-from vlmpipe.job_spec.rules.machines import BOOT_DISK_TYPES, LEAST_BOOT_DISK_GB, MAX_BOOT_DISK_GB
+from vlmpipe.job_spec.rules.machines import BOOT_DISK_TYPES, MAX_BOOT_DISK_GB, MIN_BOOT_DISK_GB
 from vlmpipe.job_spec.rules.worker_pools import REDUCER_MACHINES
 from vlmpipe.job_spec.violation import RULES, Violation
 from vlmpipe.job_spec.worker_pools import CHIEF_POOL, EVALUATOR_POOL, POOLS, REDUCTION_SERVER_POOL, WORKER_POOL
@@ -291,7 +291,7 @@ def _disk_type(draft: SpecDraft, violation: Violation, catalog: Catalog) -> None
 
 
 def _disk_size(draft: SpecDraft, violation: Violation, _: Catalog) -> None:
-    size = min(MAX_BOOT_DISK_GB, max(LEAST_BOOT_DISK_GB, draft.get(violation.field)))
+    size = min(MAX_BOOT_DISK_GB, max(MIN_BOOT_DISK_GB, draft.get(violation.field)))
     draft.put(violation.field, size, violation.sentence)
 
 

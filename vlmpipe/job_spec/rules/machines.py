@@ -13,7 +13,7 @@ from vlmpipe.job_spec.violation import FieldPath, Violation
 if TYPE_CHECKING:
     from vlmpipe.catalog.machines import Catalog, Machine
 
-LEAST_BOOT_DISK_GB, MAX_BOOT_DISK_GB = 100, 64_000
+MIN_BOOT_DISK_GB, MAX_BOOT_DISK_GB = 100, 64_000
 BOOT_DISK_TYPES = ("pd-ssd", "pd-standard", "hyperdisk-balanced")
 SPECIFIC_RESERVATION = "SPECIFIC_RESERVATION"
 _CONSUMING = (SPECIFIC_RESERVATION, "ANY_RESERVATION")
@@ -133,8 +133,8 @@ def _disk_type(pool: Pool, machine: Machine | None) -> Iterator[Violation]:
 
 def _disk_size(pool: Pool) -> Iterator[Violation]:
     size_gb = pool.spec.get("disk_spec", {}).get("boot_disk_size_gb")
-    if size_gb and not LEAST_BOOT_DISK_GB <= size_gb <= MAX_BOOT_DISK_GB:
-        expected = f"{LEAST_BOOT_DISK_GB} to {MAX_BOOT_DISK_GB:,} GB"
+    if size_gb and not MIN_BOOT_DISK_GB <= size_gb <= MAX_BOOT_DISK_GB:
+        expected = f"{MIN_BOOT_DISK_GB} to {MAX_BOOT_DISK_GB:,} GB"
         yield Violation("VP311", pool.at("disk_spec", "boot_disk_size_gb"), f"{size_gb:,} GB", expected)
 
 

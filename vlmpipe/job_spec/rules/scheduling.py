@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S
+from vlmpipe.config.sections.cluster import FLEX_START_MAX_TIMEOUT_S
 from vlmpipe.config.service_forms import PERSISTENT_RESOURCE
 from vlmpipe.job_spec.rules.base import Job
 from vlmpipe.job_spec.violation import Violation
@@ -70,8 +70,8 @@ def _flex_start(job: Job) -> Iterator[Violation]:
         expected = "the same machine in all pools, so no Reduction Server"
         yield Violation("VP403", (POOLS,), actual, expected, "or use STANDARD or SPOT")
     timeout = job.scheduling.get("timeout")
-    if timeout and float(timeout.removesuffix("s")) > FLEX_START_MOST_TIMEOUT_S:
-        expected = f"at most {FLEX_START_MOST_TIMEOUT_S}s, 7 days"
+    if timeout and float(timeout.removesuffix("s")) > FLEX_START_MAX_TIMEOUT_S:
+        expected = f"at most {FLEX_START_MAX_TIMEOUT_S}s, 7 days"
         yield Violation("VP404", (_SCHEDULING, "timeout"), timeout, expected, "train in several jobs from checkpoints")
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, get_args
 
 from vlmpipe.catalog.price_schema import FLOATING_OLD_AFTER_DAYS, OLD_AFTER_DAYS, Term
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.config.sections.cluster import FLEX_START_MOST_TIMEOUT_S, ClusterConfig
+from vlmpipe.config.sections.cluster import FLEX_START_MAX_TIMEOUT_S, ClusterConfig
 from vlmpipe.job_spec.build import Job, in_region, reducer_count
 from vlmpipe.planner.cost.cron import runs_per_month
 from vlmpipe.planner.cost.requests import BucketRequests, bucket_requests
@@ -34,7 +34,7 @@ TERMS: tuple[Term, ...] = get_args(Term)
 OLD_PRICES = "Old prices"
 HOURS_UNKNOWN, OTHER_REGIONS = "How long the", "Options in other regions"
 DECISIVE = (OLD_PRICES, HOURS_UNKNOWN, OTHER_REGIONS)  # begin assumptions that say what the sum lacks or a price hides
-MOST_REQUESTS = 0.1  # of a run's cost, which requests to buckets may cost without a doubt
+MAX_REQUESTS_SHARE = 0.1  # of a run's cost, which requests to buckets may cost without a doubt
 NOT_COUNTED = "Not counted: network traffic out of the region, storage of prepared data, and logs."
 PIPELINE = "pipeline steps"  # in place of a job: the pipeline's own steps, and the starts of the jobs' machines
 
@@ -86,7 +86,7 @@ class Cost:
     checkpoint_every_s: float | None  # by Young and Daly, on the run file's term
     checkpoint_every_steps: int | None  # the same in steps; None where the run ends before that
     expected_lost_hours: float | None  # with the run file's interval, on its term
-    least_lost_hours: float | None  # with the interval by Young and Daly
+    min_lost_hours: float | None  # with the interval by Young and Daly
     assumptions: tuple[str, ...]
     missing: tuple[str, ...]
     capacity_fallback: tuple[Term, ...] = ()  # the terms of training's options in order; empty without a fallback
@@ -107,7 +107,7 @@ class Cost:
     def requests_doubt(self) -> str:
         """Why requests to buckets deserve a look; empty where they cost little beside the run."""
         asked = self.requests
-        if not (asked and asked.usd and self.usd) or asked.usd <= MOST_REQUESTS * self.usd:
+        if not (asked and asked.usd and self.usd) or asked.usd <= MAX_REQUESTS_SHARE * self.usd:
             return ""
         by_range = "set data.shard_reading=whole" + ("" if asked.shards_fit else " with shards that fit the cache")
         of_data = by_range if asked.reading == "ranges" else "raise data.shard_cache_gib"
@@ -193,7 +193,7 @@ def estimate_cost(case: Scenario, time: Time, cache: CacheAdvice, prices: Prices
         checkpoint_every_s=every_s,
         checkpoint_every_steps=every_steps,
         expected_lost_hours=chosen.lost.total_hours if chosen.lost else None,
-        least_lost_hours=least.total_hours if least else None,
+        min_lost_hours=least.total_hours if least else None,
         assumptions=tuple(_assumptions(config, time, chosen, runs, old=(*chosen.old, *storage.old))),
         missing=missing,
     )
@@ -229,8 +229,8 @@ def why_not(case: Scenario, term: Term, hours: float | None) -> str:
             return f"flex_start does not offer {gpu.accelerator_type if gpu else 'machines without GPUs'}"
         if case.config.cluster.reduction_server:
             return "flex_start needs the same machine in all pools, so no Reduction Server"
-        if hours is not None and hours * 3600 > FLEX_START_MOST_TIMEOUT_S:
-            return f"flex_start ends a job after {FLEX_START_MOST_TIMEOUT_S // 86400} days"
+        if hours is not None and hours * 3600 > FLEX_START_MAX_TIMEOUT_S:
+            return f"flex_start ends a job after {FLEX_START_MAX_TIMEOUT_S // 86400} days"
     return ""
 
 

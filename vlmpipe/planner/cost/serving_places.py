@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 QUESTIONS_A_DAY = (100, 10_000, 1_000_000)
 HOURS_A_DAY = 24
 NOTABLY = 0.99  # a place that sleeps costs less than one that does not if it costs at most this share
-LEAST, MOST, STEPS_A_DECADE = 1.0, 1e7, 20  # questions a day among which a change of the cheapest place is looked for
+MIN_A_DAY, MAX_A_DAY, STEPS_A_DECADE = (
+    1.0,
+    1e7,
+    20,
+)  # questions a day among which a change of the cheapest place is looked for
 
 
 @dataclass(frozen=True)
@@ -172,13 +176,13 @@ def _cheapest(places: tuple[ServingPlace, ...], questions_a_day: float) -> str:
 
 def _changes(places: tuple[ServingPlace, ...]) -> Iterator[CheapestFrom]:
     """Where another place becomes the cheapest one."""
-    name, before = _cheapest(places, LEAST), LEAST
+    name, before = _cheapest(places, MIN_A_DAY), MIN_A_DAY
     if not name:
         return
     yield CheapestFrom(0.0, name)
-    steps = round(math.log10(MOST / LEAST) * STEPS_A_DECADE)
+    steps = round(math.log10(MAX_A_DAY / MIN_A_DAY) * STEPS_A_DECADE)
     for step in range(1, steps + 1):
-        after = LEAST * 10 ** (step / STEPS_A_DECADE)
+        after = MIN_A_DAY * 10 ** (step / STEPS_A_DECADE)
         if (following := _cheapest(places, after)) != name:
             low, high = before, after
             while high / low > 1.005:

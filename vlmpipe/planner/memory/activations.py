@@ -40,22 +40,24 @@ class Activations:
     backward_end: Bytes
     input_bytes: int
 
-    def of_rows(self, rows: int, two: Activations) -> Activations:
-        """Return the activations of `rows` sequences, extrapolated from one sequence (this) and two (`two`).
+    def of_sequences(self, sequences: int, two: Activations) -> Activations:
+        """Return the activations of `sequences` sequences, extrapolated from one sequence (this) and two (`two`).
 
         Copies of weights do not grow with sequences, nor do the logits of a chunk.
         """
 
         def extended(smaller: Bytes, more: Bytes) -> dict[str, int]:
             first, second = Counter(smaller), Counter(more)
-            return {name: first[name] + (rows - 1) * (second[name] - first[name]) for name in sorted({*first, *second})}
+            return {
+                name: first[name] + (sequences - 1) * (second[name] - first[name]) for name in sorted({*first, *second})
+            }
 
         return Activations(
             extended(self.forward, two.forward),
             extended(self.turn, two.turn),
             extended(self.backward, two.backward),
             extended(self.backward_end, two.backward_end),
-            self.input_bytes + (rows - 1) * (two.input_bytes - self.input_bytes),
+            self.input_bytes + (sequences - 1) * (two.input_bytes - self.input_bytes),
         )
 
 
@@ -63,7 +65,7 @@ NO_ACTIVATIONS = Activations({}, {}, {}, {}, 0)
 
 
 def largest_sequences(config: RunConfig, shape: ModelShape) -> list[tuple[int, int]]:
-    """(images, label tokens) of the rows that can be fullest: text that is all labels, as many images as fit, and where
+    """(images, label tokens) of the fullest sequences: text that is all labels, as many images as fit, and where
     ranks share sequences, images that leave all tokens of one rank to labels."""
     sequence_length, max_images = config.data.sequence_length, config.data.max_images_per_sequence
 
@@ -164,7 +166,7 @@ def _traced(
     recompute: Recompute,
     layers: int,
 ) -> StepTrace:
-    """`model` is the model section as JSON; `rows` are their number and of one row tokens, images and label tokens."""
+    """`model` is the model section as JSON; `rows`: number of sequences, and tokens, images, labels of each."""
     from vlmpipe.trainer.config.model import ModelConfig
     from vlmpipe.trainer.tracing.fake_inputs import SequenceShape
     from vlmpipe.trainer.tracing.step import trace_step

@@ -42,7 +42,7 @@ def estimate_memory(
     """Memory of the fullest rank of the training job.
 
     Args:
-        load: decides where a pipeline is cut; None takes rows as assumed.
+        load: decides where a pipeline is cut; None takes sequences as assumed.
         nearest: find settings that fit where these do not.
         traced: False leaves out activations, for a lower bound that needs neither torch nor a trace. Of a pipeline,
             whose cut depends on them, they are counted all the same.

@@ -17,7 +17,7 @@ from vlmpipe.trainer.sizing.pipeline_partition import Stage, stages_of
 def planned_stages(
     config: RunConfig, shape: ModelShape, layout: Layout, load: Workload, *, cached: bool
 ) -> tuple[Stage, ...]:
-    """Where the trainer will cut the model for rows like these. Raises ConfigError for more stages than layers."""
+    """Where the trainer will cut the model for sequences like these. Raises ConfigError for more stages than layers."""
     flops = sequence_flops(config, load.sized(shape), load, cached=cached)
     return stages_of(shape.language.layers, layout.stages, flops, image_layers=shape.image_layers)
 

@@ -54,7 +54,7 @@ def stage_phases(
     *,
     passes: int,
     mixes: Sequence[Mix] = (),
-    from_one_row: bool = False,
+    from_one_sequence: bool = False,
     on_gpu: bool = True,
 ) -> dict[str, list[MemoryPart]]:
     """All that torch allocates for what rank `number` of a pipeline has of `stages`, on each of the ranks that split
@@ -64,8 +64,8 @@ def stage_phases(
 
     Args:
         passes: micro-batches of a step.
-        mixes: what rows may hold; the fullest counts. By default `largest_sequences`.
-        from_one_row: trace a micro-batch of one row and take the others as its multiples, for a search.
+        mixes: what sequences may hold; the fullest counts. By default `largest_sequences`.
+        from_one_sequence: trace a micro-batch of one sequence and take the others as its multiples, for a search.
     """
     require_degree(config)
     train = config.train
@@ -84,7 +84,7 @@ def stage_phases(
     neighbours = [(not stage.is_first) + (not stage.is_last) for stage in local_stages]
     traced = [
         _Rank(
-            [_Stage.traced(config, shape, stage, mix, from_one_row) for stage in local_stages],
+            [_Stage.traced(config, shape, stage, mix, from_one_sequence) for stage in local_stages],
             groups,
             neighbours,
             order,
@@ -128,7 +128,7 @@ class _Stage:
     input_bytes: int
 
     @classmethod
-    def traced(cls, config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix, from_one_row: bool) -> _Stage:
+    def traced(cls, config: RunConfig, shape: ModelShape, stage: Stage, mix: Mix, from_one_sequence: bool) -> _Stage:
         """Layers are equal, so traces of one and of two of them give any number. Where patterns choose what is trained
         they are not, and all are traced.
 
@@ -138,7 +138,7 @@ class _Stage:
         layers, rows = len(stage.layers), config.train.micro_batch_size
         differ = config.model.has_patterns
         few = layers if differ else min(layers, shape.image_layers + 2 if stage.is_first and shape.image_layers else 1)
-        traced_sequences = 1 if from_one_row else rows
+        traced_sequences = 1 if from_one_sequence else rows
         times = rows // traced_sequences
         shallow, deeper = (
             _traced_stage(config, shape, stage, mix, traced_sequences, None if differ else min(layers, number))
@@ -263,7 +263,7 @@ def _traced(
     tensor_parallel: int,
     sequence_parallel: bool,
 ) -> StageTrace:
-    """`model` is the model section as JSON; `rows` are their number and of one row tokens, images and label tokens."""
+    """`model` is the model section as JSON; `rows`: number of sequences, and tokens, images, labels of each."""
     from vlmpipe.trainer.config.model import ModelConfig
     from vlmpipe.trainer.tracing.fake_inputs import SequenceShape
     from vlmpipe.trainer.tracing.pipeline_stage import trace_stage

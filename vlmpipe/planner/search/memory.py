@@ -56,7 +56,7 @@ class SearchMemory:
         if key not in self._traces:
             self._traces[key] = self._traced(whole, 1), self._traced(whole, 2)
         of_one, of_two = self._traces[key]
-        held = of_one.of_rows(config.train.micro_batch_size, of_two)
+        held = of_one.of_sequences(config.train.micro_batch_size, of_two)
         return self._of_ranks(config, layout, held, _passes(config, layout))
 
     def _traced(self, config: RunConfig, sequences: int) -> Activations:
@@ -89,7 +89,7 @@ class SearchMemory:
         return max(
             _on_device(parts, layout)
             for number in numbers
-            for parts in stage_phases(config, shape, stages, number, passes=passes, from_one_row=True).values()
+            for parts in stage_phases(config, shape, stages, number, passes=passes, from_one_sequence=True).values()
         )
 
 

@@ -43,7 +43,7 @@ class Cell:
     strategy: str
     nodes: int
     way: Suggestion | None = None  # the fastest that fits
-    least_gib: float | None = None  # that a GPU needs at least, where nothing fits
+    min_gib: float | None = None  # that a GPU needs at least, where nothing fits
     lacks_host_memory: bool = False  # GPUs have room, and the machine's own memory has not
 
 
@@ -146,4 +146,4 @@ def _too_large(search: Search, place: Cluster, strategy: str, tried: list[tuple[
     least = min(needs)
     if least <= place.gpu.memory_gib * GIB:
         return Cell(strategy, place.nodes, lacks_host_memory=True)
-    return Cell(strategy, place.nodes, least_gib=least / GIB)
+    return Cell(strategy, place.nodes, min_gib=least / GIB)

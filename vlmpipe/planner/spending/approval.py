@@ -198,7 +198,7 @@ def require_approval(
     """
     fail_on_error(plan, force=force)
     if not dry_run and (caps := limits()):
-        enter(caps, plan.name, most_usd(plan), _unknown_part(plan))
+        enter(caps, plan.name, max_usd(plan), _unknown_part(plan))
         return Approved(plan)
     needs = reasons_to_confirm(plan, confirm_above_usd)
     if not needs or yes or dry_run:
@@ -214,7 +214,7 @@ def require_approval(
     return Approved(plan)
 
 
-def most_usd(plan: Spending) -> float | None:
+def max_usd(plan: Spending) -> float | None:
     """US dollars that a run may cost: the upper end of its forecast, a month of its endpoint; None: not known."""
     if plan.usd is None:
         return None

@@ -88,7 +88,7 @@ class StepNeeds:
                 nodes=config.cluster.replica_count,
                 in_bucket=True,
             )
-            cache, why = self._least_cache(shape), "published weights, a checkpoint that is saved or resumed"
+            cache, why = self._min_cache(shape), "published weights, a checkpoint that is saved or resumed"
             return weights + checkpoints + cache, f"{why} and the smallest cache of shards"
         halves = "bf16" in (config.train.precision, export_dtype(config.model, config.train, config.checkpoint))
         start = shape.total_parameters * (PUBLISHED_BYTES if halves else FP32_BYTES)
@@ -123,7 +123,7 @@ class StepNeeds:
         config = self.config
         return export_size(shape, config.model, export_dtype(config.model, config.train, config.checkpoint))
 
-    def _least_cache(self, shape: ModelShape) -> int:
+    def _min_cache(self, shape: ModelShape) -> int:
         """Disk of the smallest cache of shards that training starts with: data.shard_cache_gib, or room for the largest
         shard of each kind (`vlmpipe.trainer.data.shards.disk_cache`)."""
         data = self.config.data

@@ -34,7 +34,7 @@ BYTES_PER_LOGIT = 42.0
 FLOAT8 = {"tensorwise": 1.76, "rowwise": 1.3}
 # Both are of models at least so wide. At 2,048 an H200 had 0.78 and 0.68 of the speed of compiled layers in bf16
 # (benchmarks/results/2026-11-26-h200.md).
-LEAST_WIDTH_FOR_FLOAT8 = 4096
+MIN_WIDTH_FOR_FLOAT8 = 4096
 # Kernels are launched one by one: a layer's pass cannot be shorter. Read: 58.8 ms a step for Llama 1B, 16 layers, and
 # 17.6 with CUDA graphs (ml-engineering): some 2 ms a layer for a forward pass, twice that backward, and launches alone.
 LAUNCH_S_PER_PASS = 0.65e-3
@@ -122,7 +122,7 @@ def reached(config: RunConfig, shape: ModelShape, layout: Layout, gpu: Gpu, *, c
 
 def float8_gain(recipe: str, width: int) -> float:
     """How many times as fast products of language layers are taken to be as in bf16."""
-    return FLOAT8.get(recipe, 1.0) if width >= LEAST_WIDTH_FOR_FLOAT8 else 1.0
+    return FLOAT8.get(recipe, 1.0) if width >= MIN_WIDTH_FOR_FLOAT8 else 1.0
 
 
 def moved_bytes(

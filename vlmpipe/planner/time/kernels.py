@@ -6,7 +6,7 @@ from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.time.computing import (
     BYTES_PER_NUMBER,
     COMPILED_BYTES_PER_NUMBER,
-    LEAST_WIDTH_FOR_FLOAT8,
+    MIN_WIDTH_FOR_FLOAT8,
     float8_gain,
 )
 
@@ -30,7 +30,7 @@ def kernel_sentences(case: Scenario) -> list[str]:
         sentences.append(f"float8 {recipe}: products of language layers are taken to be {gain:.2f} times as fast.")
     elif recipe != "none":
         sentences.append(
-            f"float8 {recipe} is taken to gain nothing below a width of {LEAST_WIDTH_FOR_FLOAT8:,}: at 2,048 an H200 "
+            f"float8 {recipe} is taken to gain nothing below a width of {MIN_WIDTH_FOR_FLOAT8:,}: at 2,048 an H200 "
             "was slower with it than without."
         )
     return sentences

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vlmpipe.platforms.kubeflow.templates import PublishedToKubeflow
     from vlmpipe.records.registered import Registered
     from vlmpipe.serving.agreement import Agreement
-    from vlmpipe.serving.questions import HeldOutQuestion
+    from vlmpipe.serving.questions import ValidationQuestion
 
 
 class Kubeflow(Platform):
@@ -87,7 +87,7 @@ class Kubeflow(Platform):
         return is_workflow_over(job_name, place["namespace"]) if place["namespace"] else None
 
     def deploy(
-        self, run_uri: str, run: RunSettings, registered: Registered, questions: Sequence[HeldOutQuestion]
+        self, run_uri: str, run: RunSettings, registered: Registered, questions: Sequence[ValidationQuestion]
     ) -> tuple[Agreement, dict[str, object]]:
         from vlmpipe.config.serving_container import arguments_of, require_deploy
         from vlmpipe.platforms.kubeflow.inference_service import FOLDER, InferenceService

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 OURS = re.compile(r"vlmpipe schedule, pipeline ([0-9a-f]{16})")
 PAGE_SIZE = 100
-MOST_AT_ONCE = 10  # the service's own limit
+MAX_AT_ONCE = 10  # the service's own limit
 SEVEN = re.compile(r"(?<![-/\d])7(?![-\d])")  # Sunday, which the service writes 0
 
 
@@ -157,10 +157,10 @@ def _require_possible(settings: ScheduleConfig) -> None:
             "schedule.max_run_count is set",
             expected="an end by schedule.end_time: Kubeflow's scheduler counts no runs",
         )
-    if settings.max_concurrent_active_run_count > MOST_AT_ONCE:
+    if settings.max_concurrent_active_run_count > MAX_AT_ONCE:
         raise ConfigError(
             f"schedule.max_concurrent_active_run_count is {settings.max_concurrent_active_run_count}",
-            expected=f"at most {MOST_AT_ONCE} on Kubeflow",
+            expected=f"at most {MAX_AT_ONCE} on Kubeflow",
         )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vlmpipe.platforms.local.search import LocalSearch
     from vlmpipe.records.registered import Registered
     from vlmpipe.serving.agreement import Agreement
-    from vlmpipe.serving.questions import HeldOutQuestion
+    from vlmpipe.serving.questions import ValidationQuestion
 
 
 class Local(Platform):
@@ -56,7 +56,7 @@ class Local(Platform):
         return run_job(inputs.display_name, inputs.spec(), labels=inputs.labels, project=inputs.project)
 
     def deploy(
-        self, run_uri: str, run: RunSettings, registered: Registered, questions: Sequence[HeldOutQuestion]
+        self, run_uri: str, run: RunSettings, registered: Registered, questions: Sequence[ValidationQuestion]
     ) -> tuple[Agreement, dict[str, object]]:
         from vlmpipe.config.serving_container import require_deploy
         from vlmpipe.serving.agreement import measure_agreement, require_agreement

@@ -35,7 +35,7 @@ from vlmpipe.platforms.vertex.client import (
 )
 from vlmpipe.platforms.vertex.retries import send_once, send_request
 from vlmpipe.serving.openai import Answer, ChatServer
-from vlmpipe.serving.questions import Chat, HeldOutQuestion
+from vlmpipe.serving.questions import Chat, ValidationQuestion
 from vlmpipe.serving.request_size import require_small_requests
 from vlmpipe.serving.waking import answer_once_awake
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
@@ -73,7 +73,7 @@ class VertexEndpoint:
         self.name = f"{place.parent}/endpoints/{deploy.endpoint}"
         self._client = endpoint_client(place.location)
 
-    def require_public(self, questions: Sequence[HeldOutQuestion], name: str) -> None:
+    def require_public(self, questions: Sequence[ValidationQuestion], name: str) -> None:
         """Raise UserError unless the endpoint can be asked these questions from anywhere, before anything is deployed.
 
         64 for a private endpoint, 65 for questions that are larger than a request may be.

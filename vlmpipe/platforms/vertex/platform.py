@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vlmpipe.platforms.vertex.templates import PublishedTemplate
     from vlmpipe.records.registered import Registered
     from vlmpipe.serving.agreement import Agreement
-    from vlmpipe.serving.questions import HeldOutQuestion
+    from vlmpipe.serving.questions import ValidationQuestion
 
 
 class Vertex(Platform):
@@ -111,7 +111,7 @@ class Vertex(Platform):
         return state_of(Runs(where).get(Address(where, job_name))) in OVER
 
     def deploy(
-        self, run_uri: str, run: RunSettings, registered: Registered, questions: Sequence[HeldOutQuestion]
+        self, run_uri: str, run: RunSettings, registered: Registered, questions: Sequence[ValidationQuestion]
     ) -> tuple[Agreement, dict[str, object]]:
         from vlmpipe.config.serving_container import require_deploy
         from vlmpipe.platforms.vertex.client import Place
@@ -130,7 +130,7 @@ class Vertex(Platform):
         return result, {"endpoint": endpoint.name, "traffic_split": endpoint.promote(canary)}
 
     def _deploy_on_cloud_run(
-        self, place: Place, run: RunSettings, registered: Registered, questions: Sequence[HeldOutQuestion]
+        self, place: Place, run: RunSettings, registered: Registered, questions: Sequence[ValidationQuestion]
     ) -> tuple[Agreement, dict[str, object]]:
         from vlmpipe.config.serving_container import arguments_of, require_deploy
         from vlmpipe.platforms.vertex.cloud_run.service import CloudRunService

@@ -28,7 +28,7 @@ from vlmpipe.trainer.errors import ConfigError, os_errors
 NAME = r"[a-z0-9][a-z0-9-]{3,127}"
 ADDRESS = re.compile(rf"(?P<host>{HOST})/(?P<name>{NAME})/(?P<version>[A-Za-z0-9._~:@-]+)")
 TAG = re.compile(r"[A-Za-z0-9._~@-]{1,128}")
-MOST_TAGS = 8
+MAX_TAGS = 8
 LATEST = "latest"
 
 
@@ -82,9 +82,9 @@ def all_tags(requested: Sequence[str]) -> list[str]:
                 expected="1 to 128 letters, digits and . _ ~ @ -, not beginning with content-, which vlmpipe sets",
             )
     tags = list(dict.fromkeys([f"v{__version__.replace('+', '-')}", *requested, LATEST]))
-    if len(tags) >= MOST_TAGS:
+    if len(tags) >= MAX_TAGS:
         raise ConfigError(
-            f"{len(requested)} tags are too many", expected=f"at most {MOST_TAGS - 3} in addition to vlmpipe's own"
+            f"{len(requested)} tags are too many", expected=f"at most {MAX_TAGS - 3} in addition to vlmpipe's own"
         )
     return tags
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 from vlmpipe.report.load import count
 from vlmpipe.report.pages import STYLE, page_template
-from vlmpipe.report.samples import SMALL_PIXELS, Picture
+from vlmpipe.report.samples import SMALL_PIXELS, EmbeddedImage
 from vlmpipe.trainer import __version__
 from vlmpipe.trainer.data.prepare.inspect import InspectedSample
 from vlmpipe.trainer.data.prepare.overview import Overview, SourceOverview
@@ -24,7 +24,7 @@ from vlmpipe.trainer.data.prepare.overview import Overview, SourceOverview
 if TYPE_CHECKING:
     from vlmpipe.report.inspection.seen_images import SeenImages
 
-SHOWN_PICTURES = 24  # of a sample
+SHOWN_IMAGES = 24  # of a sample
 SIDE_PIXELS = 336  # a longer image is scaled down
 BINS = 24
 
@@ -34,8 +34,8 @@ class Card:
     """A sample on the page."""
 
     sample: InspectedSample
-    pictures: tuple[Picture, ...]
-    more_pictures: int
+    images: tuple[EmbeddedImage, ...]
+    more_images: int
     tokens: int
     labels: int
 
@@ -43,22 +43,22 @@ class Card:
 def card_of(sample: InspectedSample, seen: SeenImages) -> Card:
     """The sample with the images that the model is given."""
     found = seen(sample.images) if sample.images else []
-    images = [as_png(image) for image in found[:SHOWN_PICTURES]]
+    images = [as_png(image) for image in found[:SHOWN_IMAGES]]
     if sample.images and not found:
-        images = [Picture(problem="This model's pixel values have a form of their own and cannot be shown.")]
+        images = [EmbeddedImage(problem="This model's pixel values have a form of their own and cannot be shown.")]
     labels = sum(piece.tokens for piece in sample.pieces if piece.is_label)
-    return Card(sample, tuple(images), max(0, len(found) - SHOWN_PICTURES), len(sample.encoded.input_ids), labels)
+    return Card(sample, tuple(images), max(0, len(found) - SHOWN_IMAGES), len(sample.encoded.input_ids), labels)
 
 
-def as_png(picture: Image.Image) -> Picture:
+def as_png(image: Image.Image) -> EmbeddedImage:
     """The image without loss, since the page shows what the model is given; `title` has its true size."""
-    tiny = max(picture.size) <= SMALL_PIXELS
-    small = picture.copy()
+    tiny = max(image.size) <= SMALL_PIXELS
+    small = image.copy()
     small.thumbnail((SIDE_PIXELS, SIDE_PIXELS))
     buffer = io.BytesIO()
     small.save(buffer, "PNG")
     data_uri = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    return Picture(data_uri, *picture.size, tiny)
+    return EmbeddedImage(data_uri, *image.size, tiny)
 
 
 def build_page(name: str, cards: Sequence[Card], overview: Overview | None) -> str:

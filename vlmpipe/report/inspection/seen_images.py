@@ -1,4 +1,4 @@
-"""Pictures of what a model is given of images: pixel values, turned back into colours, for people."""
+"""Pixel values that a model is given, turned back into colours, for people."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SeenImages:
         )
 
     def __call__(self, images: Sequence[bytes]) -> list[Image.Image]:
-        """The pictures of a sample's encoded images, several of one that is cut into tiles.
+        """Viewable images of a sample's encoded images, several of one that is cut into tiles.
 
         Empty where the model's pixel values have a form of their own, which cannot be shown.
         """
@@ -54,7 +54,7 @@ class SeenImages:
         tiles = values.reshape(-1, *values.shape[-PIXEL_AXES:])
         if tiles.ndim != PIXEL_AXES + 1 or tiles.shape[1] != COLOURS:
             return []
-        return [self._picture(tile) for tile in tiles.float().numpy() if tile.any()]  # padding is zeros
+        return [self._image(tile) for tile in tiles.float().numpy() if tile.any()]  # padding is zeros
 
     def _folds(self, patches: Tensor) -> bool:
         processor = self._processor
@@ -62,7 +62,7 @@ class SeenImages:
         return patches.ndim == 2 and patches.shape[1] == numbers and hasattr(processor, "merge_size")
 
     def _unfolded(self, patches: Tensor, rows: int, columns: int) -> Image.Image:
-        """From (rows x columns, numbers), blocks of merge x merge patches one after the other, to a picture."""
+        """From (rows x columns, numbers), blocks of merge x merge patches one after the other, to an image."""
         side, merge, frames = (
             self._processor.patch_size,
             self._processor.merge_size,
@@ -70,9 +70,9 @@ class SeenImages:
         )
         shape = (rows // merge, columns // merge, merge, merge, COLOURS, frames, side, side)
         first = patches.float().numpy().reshape(shape)[:, :, :, :, :, 0]  # a still image is repeated in time
-        return self._picture(first.transpose(4, 0, 2, 5, 1, 3, 6).reshape(COLOURS, rows * side, columns * side))
+        return self._image(first.transpose(4, 0, 2, 5, 1, 3, 6).reshape(COLOURS, rows * side, columns * side))
 
-    def _picture(self, values: np.ndarray) -> Image.Image:
+    def _image(self, values: np.ndarray) -> Image.Image:
         """From (3, height, width), normalized."""
         processor = self._processor
         if processor.do_normalize:

@@ -53,7 +53,7 @@ def data(prepared: BucketShards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def samples_read(data: BucketShards) -> list[int]:
     """Numbers of the samples of all steps, in order."""
     plans = [data.sequence.plan(epoch) for epoch in range(EPOCHS)]
-    return [number for plan in plans for row in range(len(plan)) for number in plan.row(row).tolist()]
+    return [number for plan in plans for row in range(len(plan)) for number in plan.members_of(row).tolist()]
 
 
 @pytest.mark.parametrize("first_step", [0, 7])
@@ -214,7 +214,7 @@ def test_requests_of_whole_shards_are_about_what_is_calculated(data: BucketShard
 
 def test_sequences_out_of_order_and_samples_drawn_twice_in_a_row_are_those_of_whole_shards(data: BucketShards) -> None:
     """A small source is drawn several times an epoch; the centre of questions is of the epoch's first sequences."""
-    first, *others = data.sequence.first_rows(2)
+    first, *others = data.sequence.first_sequences(2)
     for samples in ([*first, *first[-1:], *first[-1:]], *others):
         whole = data.loader(data.local, 0).pack_sequence(samples)
         by_range = data.by_range().pack_sequence(samples)

@@ -47,7 +47,7 @@ def test_a_validation_that_ends_badly_is_taken_again_and_loses_no_step(case: str
     train_runs([whole], processes=1)
     config = ["--config", f"{job.run.run_uri}/run.json", "--nth", "1", "--ends-by", ends_by]
     codes, texts = ends_of_ranks("tests.support.drivers.train_failing_validation", config, processes=2)
-    assert all(codes) and ("held-out shard" in texts[0]) == (ends_by == "error"), texts[0]
+    assert all(codes) and ("validation shard" in texts[0]) == (ends_by == "error"), texts[0]
     names = committed(open_storage(job.run.run_uri))
     assert [step_of(name) for name in names] == [NUM_STEPS - left]
 
@@ -65,5 +65,5 @@ def test_an_upload_under_way_is_finished_before_an_error_ends_the_job(failing: l
     job = make_run(tmp_path, "failing", changes, features="off")
     config = ["--config", f"{job.run.run_uri}/run.json", "--nth", "1", "--ends-by", "error", "--while-uploading"]
     codes, texts = ends_of_ranks("tests.support.drivers.train_failing_validation", [*config, *failing], processes=2)
-    assert all(codes) and any("held-out shard" in text for text in texts), texts
+    assert all(codes) and any("validation shard" in text for text in texts), texts
     assert [step_of(name) for name in committed(open_storage(job.run.run_uri))] == [HALFWAY], texts

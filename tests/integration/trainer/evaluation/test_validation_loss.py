@@ -151,7 +151,7 @@ def test_the_training_loss_of_each_source_does_not_depend_on_the_strategy(
         labels = Counter[str]()
         batch = sampler.batch(line["step"] - 1)
         for row in batch.sequences_of(0, 1):
-            for sample in sampler.plan(batch.epoch).row(row):
+            for sample in sampler.plan(batch.epoch).members_of(row):
                 labels["loss/" + train.ids[sample].partition("/")[0]] += int(train.label_tokens[sample])
         assert labels.keys() == parts.keys()
         mean = sum(parts[name] * count for name, count in labels.items()) / labels.total()

@@ -303,8 +303,8 @@ def test_an_export_gives_the_same_logits_and_answers_in_plain_transformers(runs:
         return {"mm_token_type_ids": is_image}
 
     for number in range(len(subject.split)):
-        images = subject.held_out.shards.images(subject.split.sample_location(number))
-        turns = subject.held_out.shards.turns(subject.split.sample_location(number))
+        images = subject.validation.shards.images(subject.split.sample_location(number))
+        turns = subject.validation.shards.turns(subject.split.sample_location(number))
         made = dict(processor(list(map(decoded, images)), return_tensors="pt")) if images else {}
         sizes = subject.split.image_sizes(number)
         counts, form = [tokens_of(*size) for size in sizes], image_form_of(job.model)

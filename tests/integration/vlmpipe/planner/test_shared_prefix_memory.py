@@ -33,7 +33,7 @@ LAYOUTS = {
     ),
 }
 WORKER = ProcessContext(0, 1, 0, 1, torch.device("cpu"))
-ROWS = SequenceShape(rows=2, tokens=TOKENS, images=8, label_tokens=384)
+ROWS = SequenceShape(sequences=2, tokens=TOKENS, images=8, label_tokens=384)
 CASES = {
     checkpointing: Case(
         "ddp", {"train.activation_checkpointing": checkpointing, "data.sequence_length": TOKENS}, rows=ROWS

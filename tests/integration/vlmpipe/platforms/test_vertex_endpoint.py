@@ -24,7 +24,7 @@ from vlmpipe.platforms.vertex.endpoint import VertexEndpoint
 from vlmpipe.rehearsal.http_server import ApiError
 from vlmpipe.serving import waking
 from vlmpipe.serving.agreement import measure_agreement, require_agreement
-from vlmpipe.serving.questions import HeldOutQuestion, chat_messages
+from vlmpipe.serving.questions import ValidationQuestion, chat_messages
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
 PLACE = Place("test-project", "us-central1", "jobs@test-project.iam.gserviceaccount.com")
@@ -104,12 +104,14 @@ def test_a_dedicated_address_is_asked_encrypted_in_both_forms_that_are_documente
     assert vertex_endpoint._with_scheme(address) == "https://7.us-central1-9.prediction.vertexai.goog"
 
 
-def large_question(num_bytes: int) -> HeldOutQuestion:
+def large_question(num_bytes: int) -> ValidationQuestion:
     """A question whose request is larger than this."""
     side = 1 + math.isqrt(num_bytes // 4)  # 3 bytes a pixel, and base64 writes 4 for 3
     picture = io.BytesIO()
     Image.frombytes("RGB", (side, side), random.Random(0).randbytes(3 * side**2)).save(picture, "PNG", compress_level=0)
-    return HeldOutQuestion("large", 0, chat_messages("<image>\nwhat?", "", [picture.getvalue()], as_text=True), 4, "1")
+    return ValidationQuestion(
+        "large", 0, chat_messages("<image>\nwhat?", "", [picture.getvalue()], as_text=True), 4, "1"
+    )
 
 
 @pytest.mark.parametrize(

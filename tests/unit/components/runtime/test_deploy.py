@@ -17,7 +17,7 @@ from vlmpipe.components.deploy_model import deploy_model
 from vlmpipe.components.runtime.deploy import deploy_run
 from vlmpipe.records.registered import Registered
 from vlmpipe.serving.openai import CHAT_PATH
-from vlmpipe.serving.questions import held_out_questions
+from vlmpipe.serving.questions import validation_questions
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.serving import local_server
 from vlmpipe.trainer.storage import open_storage
@@ -58,7 +58,7 @@ def serve_by(monkeypatch: pytest.MonkeyPatch, run: Path, answer: Callable[[str],
 
 def evaluated(run: Path) -> Callable[[str], str]:
     """The evaluation's answers, in the order in which they are asked."""
-    answers = iter([one.evaluated for one in held_out_questions(str(run), ASKED)])
+    answers = iter([one.evaluated for one in validation_questions(str(run), ASKED)])
     return lambda _question: next(answers)
 
 

@@ -15,8 +15,8 @@ from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.support.gcs import QUICK_RETRY
 from vlmpipe.trainer.checkpoint import verified_files
 from vlmpipe.trainer.checkpoint.manifest import (
-    LEAST_BLOCK_BYTES,
     MAX_BLOCKS,
+    MIN_BLOCK_BYTES,
     DamagedError,
     FileSums,
     block_bytes_of,
@@ -42,7 +42,7 @@ def tmp_path(memory: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verified_files, "PIECE_BYTES", 3 * LEAST_BLOCK_BYTES)
+    monkeypatch.setattr(verified_files, "PIECE_BYTES", 3 * MIN_BLOCK_BYTES)
 
 
 def files_in(store: Storage, tmp_path: Path, *, signed: bool = False) -> CheckpointFiles:
@@ -69,7 +69,7 @@ def test_a_flipped_bit_is_found_where_it_is_read_and_does_not_matter_elsewhere(
     files = files_in(store, tmp_path, signed=signed)
     store.write(PLACE, DATA[: bit // 8] + bytes([DATA[bit // 8] ^ 1 << bit % 8]) + DATA[bit // 8 + 1 :])
     start, end = ends
-    first, last = start - start % LEAST_BLOCK_BYTES, -(-end // LEAST_BLOCK_BYTES) * LEAST_BLOCK_BYTES
+    first, last = start - start % MIN_BLOCK_BYTES, -(-end // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
     if start < end and first <= bit // 8 < last:  # whole blocks are verified
         with pytest.raises(DamagedError, match=f"shard differs from its {'SHA-256' if signed else 'CRC32C'}"):
             files.read("shard", start, end)
@@ -154,8 +154,8 @@ def test_merged_ranges_hold_the_same_bytes_once(ranges: list[tuple[int, int]]) -
 @pytest.mark.parametrize("size", [0, 1, 1024, 1025, 32 << 20, (32 << 20) + 1, 81 * 10**9, 10**13])
 def test_blocks_are_small_and_few(size: int) -> None:
     block = block_bytes_of(size)
-    assert -(-size // block) <= MAX_BLOCKS and block % LEAST_BLOCK_BYTES == 0
-    assert block <= max(LEAST_BLOCK_BYTES, size // MAX_BLOCKS + LEAST_BLOCK_BYTES)
+    assert -(-size // block) <= MAX_BLOCKS and block % MIN_BLOCK_BYTES == 0
+    assert block <= max(MIN_BLOCK_BYTES, size // MAX_BLOCKS + MIN_BLOCK_BYTES)
 
 
 def test_a_manifest_with_too_few_digests_is_damaged() -> None:

@@ -39,7 +39,7 @@ def test_each_sample_is_in_exactly_one_row(samples: list[tuple[int, int]], pack:
 def test_no_row_exceeds_a_budget(samples: list[tuple[int, int]]) -> None:
     made = plan(samples)
     for number in range(len(made)):
-        row = [samples[member] for member in made.row(number)]
+        row = [samples[member] for member in made.members_of(number)]
         assert sum(tokens for tokens, _ in row) <= ROW_TOKENS
         assert sum(images for _, images in row) <= ROW_IMAGES
 
@@ -68,7 +68,7 @@ def test_a_window_is_packed_by_best_fit(samples: list[tuple[int, int]], max_imag
     rows = best_fit(sorted(order, key=lambda number: -samples[number][0]), samples, max_images)
     if sum(tokens for tokens, _ in samples) < 0.97 * ROW_TOKENS * len(rows):
         rows = min(rows, best_fit(order, samples, max_images), key=len)
-    assert sorted(made.row(number).tolist() for number in range(len(made))) == sorted(rows)
+    assert sorted(made.members_of(number).tolist() for number in range(len(made))) == sorted(rows)
 
 
 @given(SAMPLES, st.integers(0, 2**40), st.integers(0, 100))
@@ -86,7 +86,11 @@ def test_the_order_never_changes_between_versions() -> None:
     # A run that resumes after an upgrade must read on where it stopped; another order would repeat and skip data.
     samples = [(10 + n % 7, 1) for n in range(12)]
     made = plan(samples, seed=7, epoch=3)
-    assert [made.row(number).tolist() for number in range(len(made))] == [[10, 3, 2, 9], [6, 5, 11, 4], [1, 8, 0, 7]]
+    assert [made.members_of(number).tolist() for number in range(len(made))] == [
+        [10, 3, 2, 9],
+        [6, 5, 11, 4],
+        [1, 8, 0, 7],
+    ]
 
 
 SHARDS = st.lists(st.integers(0, 11), min_size=1, max_size=150)  # of each sample
@@ -109,7 +113,7 @@ def test_groups_of_shards_keep_the_laws(shards: list[int], shuffle_shards: int, 
 def test_few_shards_are_needed_at_a_time(shards: list[int], shuffle_shards: int, pack: bool) -> None:
     """A shard is needed from the row where it is met first to that where it is met last."""
     made = in_shards(shards, shuffle_shards, pack=pack)
-    met = [set(np.array(shards)[made.row(number)].tolist()) for number in range(len(made))]
+    met = [set(np.array(shards)[made.members_of(number)].tolist()) for number in range(len(made))]
     needed = [set().union(*met[: row + 1]) & set().union(*met[row:]) for row in range(len(met))]
     assert max(len(each) for each in needed) <= shuffle_shards
 
@@ -128,7 +132,7 @@ def test_each_epoch_groups_other_shards() -> None:
 
 def test_the_order_of_groups_never_changes_between_versions() -> None:
     made = in_shards([0, 0, 1, 1, 2, 2, 3, 3, 4, 4], 2, seed=7, epoch=3)
-    rows = [made.row(number).tolist() for number in range(len(made))]
+    rows = [made.members_of(number).tolist() for number in range(len(made))]
     assert rows == [[0], [3, 2, 1], [8, 7], [6, 9], [5, 4]]
 
 

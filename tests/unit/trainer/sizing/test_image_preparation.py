@@ -13,7 +13,7 @@ from vlmpipe.trainer.sizing.image_preparation import (
     PATCHES_S,
     SQUARE_S,
     THREAD_SHARE,
-    most_threads_of,
+    max_threads_of,
     preparation_s,
     rank_preparation_s,
     threads_of,
@@ -43,7 +43,7 @@ def test_images_of_the_librarys_processors_take_time_by_their_pixels_and_squares
     ("cores", "ranks", "threads", "most"), [(2, 1, 2, 2), (2, 4, 1, 1), (208, 8, MAX_THREADS, 26), (12, 4, 3, 3)]
 )
 def test_ranks_share_cores(cores: int, ranks: int, threads: int, most: int) -> None:
-    assert (threads_of(cores, ranks), most_threads_of(cores, ranks)) == (threads, most)
+    assert (threads_of(cores, ranks), max_threads_of(cores, ranks)) == (threads, most)
     one = preparation_s("squares", shape_of())
     for setting, used in (("auto", most), (1, 1), (2, min(2, most)), (999, most)):
         expected = one if used == 1 else one / (used * THREAD_SHARE)

@@ -17,7 +17,7 @@ from tests.fakes.chat_model import ChatModelServer
 from tests.support.command_line import Vlmpipe
 from tests.support.reports import make_run, write_json
 from vlmpipe.cli import answers
-from vlmpipe.serving.questions import held_out_questions
+from vlmpipe.serving.questions import validation_questions
 from vlmpipe.trainer.evaluation.prediction.answer_file import Answer, ToAnswer
 from vlmpipe.trainer.evaluation.prediction.predict import Predictor
 
@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_server_that_answers_as_evaluated_passes_and_one_that_does_not_ends_with_76(
     vlmpipe: Vlmpipe, run: Path
 ) -> None:
-    expected = [one.evaluated for one in held_out_questions(str(run), ASKED)]
+    expected = [one.evaluated for one in validation_questions(str(run), ASKED)]
     for wrong, code in ((0, 0), (1, 76)):
         given = iter([*expected[wrong:], *["something else"] * wrong])
         with ChatModelServer("digits", lambda _question, given=given: next(given)) as server:

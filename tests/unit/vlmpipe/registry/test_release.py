@@ -37,7 +37,7 @@ def edit(path: Path, **changes: Any) -> None:
 
 
 def another(run: Path, run_id: str, **evaluation: Any) -> Path:
-    """A second run beside `run`, with other results on the same held-out questions."""
+    """A second run beside `run`, with other results on the same validation questions."""
     other = run.parent / run_id
     write_export(other)
     for name in ("run.json", "evaluate.json", "summary.json", "prepared.json"):

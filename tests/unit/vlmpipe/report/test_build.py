@@ -200,7 +200,7 @@ def test_all_answers_are_listed_wrong_ones_first_with_pictures(finished: Path) -
     verdicts = [line[0] for line in found["lines"]]
     assert verdicts == sorted(verdicts) and not verdicts[0]
     with_picture = [line[-1] is not None for line in found["lines"]]
-    assert all(with_picture[:100]) and len(found["pictures"]) == 100
+    assert all(with_picture[:100]) and len(found["images"]) == 100
 
 
 def test_a_long_list_of_answers_is_cut_with_a_note(run: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.support.reports import make_run
 from vlmpipe.report.build import build_report
-from vlmpipe.trainer.evaluation.held_out.field_slices import field_slices
 from vlmpipe.trainer.evaluation.metrics import Prediction
+from vlmpipe.trainer.evaluation.validation.field_slices import field_slices
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 

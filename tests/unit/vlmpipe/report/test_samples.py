@@ -8,25 +8,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.reports import predictions
-from vlmpipe.report.samples import Picture, PreparedImages, choose, prediction_browser, sample_cards, thumbnail
+from vlmpipe.report.samples import EmbeddedImage, PreparedImages, choose, prediction_browser, sample_cards, thumbnail
 
 
-class Pictures:
+class Images:
     """One picture of each sample but those of text alone."""
 
-    def pictures(self, identity: Any, _most: int, _pixels: int) -> tuple[list[Picture], int]:
-        return ([] if str(identity).startswith("text/") else [Picture("data:image/png;base64,AA", 4, 4)]), 0
+    def embedded(self, identity: Any, _most: int, _pixels: int) -> tuple[list[EmbeddedImage], int]:
+        return ([] if str(identity).startswith("text/") else [EmbeddedImage("data:image/png;base64,AA", 4, 4)]), 0
 
 
 def test_samples_of_text_alone_are_listed_without_a_picture() -> None:
-    images = cast(PreparedImages, Pictures())
+    images = cast(PreparedImages, Images())
     lines = [
         {"id": "text/1", "question": "1 + 1?", "answer": "2", "prediction": "3", "correct": False},
         {"id": "scans/1", "question": "<image>\nWhich?", "answer": "2", "prediction": "2", "correct": True},
     ]
     browser = prediction_browser(images, lines)
-    assert [line[-1] for line in browser.lines] == [None, 0] and len(browser.pictures) == 1
-    assert [len(card["pictures"]) for card in sample_cards(images, lines)] == [0, 1]
+    assert [line[-1] for line in browser.lines] == [None, 0] and len(browser.images) == 1
+    assert [len(card["images"]) for card in sample_cards(images, lines)] == [0, 1]
 
 
 @given(predictions, st.integers(0, 20))

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.reports import make_run
 from tests.support.trainer.tiny_runs import merged
-from vlmpipe.serving.questions import chat_messages, held_out_questions
+from vlmpipe.serving.questions import chat_messages, validation_questions
 from vlmpipe.trainer import secret_manager
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.chat.encode import Chat
@@ -86,7 +86,7 @@ def test_a_run_gives_evenly_spaced_questions_with_their_pictures_and_answers(
     settings = next((tmp_path / "prepared").iterdir()) / "tokenizer/chat.json"
     settings.parent.mkdir(exist_ok=True)
     settings.write_text('{"as_text": true}')
-    found = held_out_questions(str(run), 7)
+    found = validation_questions(str(run), 7)
     assert len(found) == 7 == len({(one.id, one.turn) for one in found})
     assert all(sum(part["type"] == "image_url" for part in one.messages[0]["content"]) == 1 for one in found)
     assert [len(one.messages) for one in found] == [2 * one.turn + 1 for one in found], "after its earlier turns"
@@ -97,4 +97,4 @@ def test_a_run_that_was_not_evaluated_is_named(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     (run / "predictions.jsonl").unlink()
     with pytest.raises(ConfigError, match=r"predictions\.jsonl, which the step evaluate writes"):
-        held_out_questions(str(run), 1)
+        validation_questions(str(run), 1)

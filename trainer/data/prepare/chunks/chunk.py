@@ -24,7 +24,7 @@ from vlmpipe.trainer.data.near_duplicates.table import SignatureWriter
 from vlmpipe.trainer.data.prepare.chunks.plan import PARTS, RECORDS_AHEAD, Chunk
 from vlmpipe.trainer.data.prepare.chunks.store import ChunkStore
 from vlmpipe.trainer.data.prepare.chunks.witness import SourceChangedError, Witness
-from vlmpipe.trainer.data.prepare.previews import ContactSheet, write_reject_pictures
+from vlmpipe.trainer.data.prepare.previews import ContactSheet, write_reject_images
 from vlmpipe.trainer.data.prepare.scratch import scratch
 from vlmpipe.trainer.data.prepare.validation.deduplicate import AnswerCounts
 from vlmpipe.trainer.data.prepare.validation.final_ids import Entry
@@ -154,9 +154,9 @@ def build_chunk(
     pq.write_table(pa.Table.from_pylist(rows, ANSWERS_SCHEMA), folder / ANSWERS)
     summary = ledger.summary()
     counts = {name: summary[name] for name in ("read", "accepted", "rejected", "repaired", "repairs")}
-    pictures = write_reject_pictures(ledger.examples, folder, config.max_image_pixels)
+    thumbnails = write_reject_images(ledger.examples, folder, config.max_image_pixels)
     shards = {split: writer.shards for split, writer in writers.items()}
-    write_json(folder / SUMMARY, counts | {"dropped": dropped, "pictures": pictures, "shards": shards})
+    write_json(folder / SUMMARY, counts | {"dropped": dropped, "pictures": thumbnails, "shards": shards})
     return read.hexdigest()
 
 

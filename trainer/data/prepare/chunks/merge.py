@@ -21,7 +21,7 @@ from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.data.malloc_trim import trim_memory
 from vlmpipe.trainer.data.near_duplicates import table as signatures
 from vlmpipe.trainer.data.prepare.chunks.chunk import ANSWERS, ANSWERS_SCHEMA, SUMMARY, write_json
-from vlmpipe.trainer.data.prepare.previews import ContactSheet, write_reject_pictures
+from vlmpipe.trainer.data.prepare.previews import ContactSheet, write_reject_images
 from vlmpipe.trainer.data.prepare.statistics import Counts, describe, near_duplicates
 from vlmpipe.trainer.data.prepare.validation.deduplicate import AnswerRow
 from vlmpipe.trainer.data.rejects import IN_THE_RUN, REJECTS, Ledger, Reject, RejectCode
@@ -103,8 +103,8 @@ def merge(
             sheet.add_sheet(part.files)
             first.update(summary["shards"])
             trim_memory()
-    pictures = write_reject_pictures(ledger.examples, folder, config.max_image_pixels)
-    whole = ledger.summary() | {"pictures": pictures}
+    thumbnails = write_reject_images(ledger.examples, folder, config.max_image_pixels)
+    whole = ledger.summary() | {"pictures": thumbnails}
     write_json(folder / REJECTS_SUMMARY, whole)
     ledger.check(listed)
     lines.write_index(
@@ -134,9 +134,9 @@ def _add_rejects(part: Part, summary: dict[str, Any], ledger: Ledger) -> None:
             code = RejectCode(line["code"])
             names = summary["pictures"][code]
             name = names[met[code]] if met[code] < len(names) else ""
-            picture = ImageRef(name, partial(part.files.read, name)) if name else None
+            thumbnail = ImageRef(name, partial(part.files.read, name)) if name else None
             ledger.read += 1
-            ledger.reject(Reject(part.where[int(line["where"])], line["id"], code, line["message"], picture))
+            ledger.reject(Reject(part.where[int(line["where"])], line["id"], code, line["message"], thumbnail))
             met[code] += 1
     assert met.total() == summary["rejected"], "a chunk's rejects differ from its count"
 
@@ -184,12 +184,12 @@ def no_training_samples(source: str) -> DataError:
 
 def _check_splits(samples: dict[Split, int], config: DataConfig) -> None:
     """Raise DataError when a split is empty, unless `data.validation_fraction` is 0."""
-    train, held_out = samples["train"], samples["eval"]
-    if train and (held_out or not config.validation_fraction):
+    train, validation = samples["train"], samples["eval"]
+    if train and (validation or not config.validation_fraction):
         return
     raise DataError(
-        f"{train} samples for training and {held_out} held out for evaluation, split by {config.split_by}",
-        expected="at least one of each: samples that share a picture, directly or through others, are never separated "
+        f"{train} samples for training and {validation} held out for evaluation, split by {config.split_by}",
+        expected="at least one of each: samples that share an image, directly or through others, are never separated "
         "by data.split_by: image, and files are held out whose names say so",
         fix="use more samples (data.max_samples), another data.validation_fraction, data.split_by: record, or "
         "data.file_splits: ignored",

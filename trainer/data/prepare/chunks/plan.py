@@ -63,8 +63,8 @@ class Chunk:
 
     def splits(self) -> Iterator[Split]:
         """The split of each record; meaningless for a reject."""
-        held_out = frozenset(self.held_out)
-        return ("eval" if place in held_out else "train" for place in range(self.records))
+        validation = frozenset(self.held_out)
+        return ("eval" if place in validation else "train" for place in range(self.records))
 
     def entries(
         self, records: Iterator[Sample | Reject], source: str, excluded: Exclusions = NONE_EXCLUDED

@@ -70,13 +70,13 @@ class ContentCounts:
         self._digests.add(digests, count=np.where(are_training, 1, 1 << EVAL_BITS))
 
     def totals(self) -> ContentTotals:
-        train = held_out = both = repeats = 0
+        train = validation = both = repeats = 0
         for rows in self._digests:
             in_eval, in_train = np.divmod(rows["count"], np.uint64(1 << EVAL_BITS))
-            train, held_out = train + int((in_train > 0).sum()), held_out + int((in_eval > 0).sum())
+            train, validation = train + int((in_train > 0).sum()), validation + int((in_eval > 0).sum())
             both += int(((in_train > 0) & (in_eval > 0)).sum())
             repeats += int((in_train + in_eval).sum()) - len(rows)
-        return ContentTotals({"train": train, "eval": held_out}, repeats, both)
+        return ContentTotals({"train": train, "eval": validation}, repeats, both)
 
 
 ANSWER_COLUMNS = "slice TEXT, question TEXT, answer TEXT, train INTEGER, eval INTEGER"
@@ -133,7 +133,7 @@ class AnswerCounts:
         )
         self._table.execute(f"INSERT INTO answers {SUMMED_ANSWERS}")  # in the order of the key
         questions = "SELECT slice, sum(train), sum(eval) FROM answers GROUP BY slice ORDER BY slice"
-        for name, trained, held_out in self._table.execute(questions).fetchall():
+        for name, trained, validation in self._table.execute(questions).fetchall():
             majority = self._majority("slice = ?", name)
             repeated = self._table.execute(
                 "SELECT question FROM answers WHERE slice = ? AND question != '' GROUP BY question "
@@ -147,10 +147,10 @@ class AnswerCounts:
             right = elsewhere + sum(of_question[text][1] for text in constants)
             found[name] = {
                 "train_questions": trained,
-                "eval_questions": held_out,
+                "eval_questions": validation,
                 "majority_answer": majority[0],
                 "question_answers": constants,
-                "chance": right / held_out if held_out else None,
+                "chance": right / validation if validation else None,
             }
         return found
 

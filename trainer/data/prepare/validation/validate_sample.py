@@ -57,7 +57,7 @@ def is_short(record: Entry | Sample | Reject) -> bool:
     return not sample.images and sum(len(text) for turn in sample.turns for text in turn.texts()) <= SHORT_CHARS
 
 
-def _pictures_in(image: ImageRef) -> int:
+def _images_in(image: ImageRef) -> int:
     """Return 1 for an image, the temporal patches for a video."""
     return image.clip.patches if image.clip else 1
 
@@ -93,7 +93,7 @@ class SampleValidator:
             sample = replace(sample, images=sample.images[: marks_in(turns)])
             repairs += [Repair.TURNS_DROPPED] * dropped
         shown = 1 + self._in_pairs  # times that an image is in a packed sequence
-        self._require_few(shown * sum(map(_pictures_in, sample.images)), _described(sample.images))
+        self._require_few(shown * sum(map(_images_in, sample.images)), _described(sample.images))
         images = [self._checked(reference) for reference in sample.images]
         repairs += [repair for image in images for repair in image.repairs]
         sizes = [image.size for image in images]

@@ -12,7 +12,7 @@ from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.extras import install_command
 
 BUILTIN_PREFIX = "builtin:"
-BUILTIN_PACKAGES = {  # name of the set -> module and package that hold its pictures
+BUILTIN_PACKAGES = {  # name of the set -> module and package that hold its images
     "digits": ("sklearn", "scikit-learn"),
     "digit-mosaics": ("sklearn", "scikit-learn"),
     "digit-mosaic-questions": ("sklearn", "scikit-learn"),

@@ -1,7 +1,7 @@
 """Built-in sets `digit-mosaics` and `digit-mosaic-questions`: six tinted scans of handwritten digits on a mosaic.
 
 A question names a colour, and the answer is the digit of that colour: one of the cells says it. The first set has a
-record with three questions for each picture, of 2 x 3 to 6 x 6 cells: a model that has only seen pictures with dark
+record with three questions for each image, of 2 x 3 to 6 x 6 cells: a model that has only seen images with dark
 cells fails where a selection leaves these out. The second has a record with one question for each, always of 6 x 6
 cells. No scan appears in both splits.
 """
@@ -29,12 +29,12 @@ from vlmpipe.trainer.data.sources.base import Source
 from vlmpipe.trainer.data.sources.builtin import installed_version
 from vlmpipe.trainer.data.sources.builtin.digit_scans import SCAN_MAX, DigitScans, read_digit_scans
 
-GENERATOR_VERSION = 3  # raise it when pictures or questions change
+GENERATOR_VERSION = 3  # raise it when images or questions change
 SIDE = 6  # cells
 CELL = 8  # pixels: a scan's own size
 MOSAICS_PER_SCAN = 2  # mosaics that a scan begins
 GRIDS = [(rows, columns) for rows in range(2, SIDE + 1) for columns in range(2, SIDE + 1) if rows * columns >= 6]
-QUESTIONS = 3  # about a picture; of more, models learn to name what has not been named instead of looking
+QUESTIONS = 3  # about an image; of more, models learn to name what has not been named instead of looking
 COLOURS = {
     "red": (255, 0, 0),
     "green": (0, 255, 0),
@@ -46,7 +46,7 @@ COLOURS = {
 
 
 class DigitMosaicsSource(Source):
-    """`MOSAICS_PER_SCAN` pictures for each scan. one_question: a record has one question instead of all."""
+    """`MOSAICS_PER_SCAN` images for each scan. one_question: a record has one question instead of all."""
 
     def __init__(self, validation_fraction: float, *, one_question: bool) -> None:
         self._validation_fraction, self._one_question = validation_fraction, one_question

@@ -1,6 +1,6 @@
 """Built-in set `digits`: the 1,797 scans of handwritten digits in scikit-learn, with questions made from their labels.
 
-Every picture is a grey 64 x 64 canvas of four cells, with one scan in a cell or with two scans in two of them. No scan
+Every image is a grey 64 x 64 canvas of four cells, with one scan in a cell or with two scans in two of them. No scan
 appears in both splits, alone or on a canvas with another. (Scans: Alpaydin and Kaynak, "Optical Recognition of
 Handwritten Digits", UCI repository.)
 """
@@ -29,7 +29,7 @@ from vlmpipe.trainer.data.sources.base import Source
 from vlmpipe.trainer.data.sources.builtin import installed_version
 from vlmpipe.trainer.data.sources.builtin.digit_scans import SCAN_MAX, DigitScans, read_digit_scans
 
-GENERATOR_VERSION = 1  # raise it when pictures or questions change
+GENERATOR_VERSION = 1  # raise it when images or questions change
 SCAN_SCALE = 4  # an 8 x 8 scan becomes 32 x 32
 CELL_SIDE = 8 * SCAN_SCALE  # pixels
 CELLS = ((0, 0), (0, 1), (1, 0), (1, 1))  # row and column of each cell

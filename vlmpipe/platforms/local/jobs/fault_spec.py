@@ -134,11 +134,11 @@ def _fields(text: str, kind: str, rest: str) -> dict[str, _Value]:
     return fields
 
 
-def _whole(at_least: int) -> Callable[[str, str, str], _Value]:
+def _whole(minimum: int) -> Callable[[str, str, str], _Value]:
     def read(text: str, name: str, value: str) -> _Value:
-        if not (value.isascii() and value.isdigit()) or int(value) < at_least:
+        if not (value.isascii() and value.isdigit()) or int(value) < minimum:
             raise ConfigError(
-                f"--inject-fault {text!r}: {name} is {value!r}", expected=f"a whole number of at least {at_least}"
+                f"--inject-fault {text!r}: {name} is {value!r}", expected=f"a whole number of at least {minimum}"
             )
         return int(value)
 

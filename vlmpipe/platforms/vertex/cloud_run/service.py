@@ -26,7 +26,7 @@ from vlmpipe.platforms.vertex.endpoint import GRACE_S, SHORT_S, scaled
 from vlmpipe.platforms.vertex.retries import send_once, send_request
 from vlmpipe.serving.agreement import Ask
 from vlmpipe.serving.openai import ChatServer
-from vlmpipe.serving.questions import HeldOutQuestion
+from vlmpipe.serving.questions import ValidationQuestion
 from vlmpipe.serving.request_size import require_small_requests
 from vlmpipe.serving.waking import answer_once_awake
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, print_warning
@@ -58,7 +58,7 @@ class CloudRunService:
         self.name = f"{place.parent}/services/{deploy.endpoint}"
         self._client = services_client()
 
-    def require_usable(self, questions: Sequence[HeldOutQuestion], name: str) -> None:
+    def require_usable(self, questions: Sequence[ValidationQuestion], name: str) -> None:
         """Raise UserError before anything is deployed.
 
         64 for a service that everybody may call, that takes no requests from here, or that has nothing to give its

@@ -38,7 +38,7 @@ def test_runs_of_a_group_train_on_the_same_rows_of_the_same_model(name: str, qui
     cases = [run.case(group.processes, quick=quick) for run in group.runs.values()]
     configs = [case.config(group.processes) for case in cases]
     rows = {(one.train.global_batch_size, one.train.micro_batch_size, one.data.sequence_length) for one in configs}
-    assert rows == {(MICRO_BATCHES * cases[0].rows.rows, cases[0].rows.rows, cases[0].rows.tokens)}
+    assert rows == {(MICRO_BATCHES * cases[0].rows.sequences, cases[0].rows.sequences, cases[0].rows.tokens)}
     assert len({one.model.model_dump_json(exclude={"lora": {"quantize_base"}}) for one in configs}) == 1
     assert len({case.vocabulary for case in cases}) == 1
 

@@ -47,7 +47,7 @@ class Case:
     def rows(self, plan: PackingPlan) -> list[list[list[int]]]:
         """The neighbours of one group in each sequence."""
         of = self.prefixes.group
-        rows = [plan.row(number).tolist() for number in range(len(plan))]
+        rows = [plan.members_of(number).tolist() for number in range(len(plan))]
         return [[list(run) for _, run in groupby(row, key=lambda sample: int(of[sample]))] for row in rows]
 
 

@@ -81,7 +81,7 @@ def test_it_is_refused_and_the_command_in_the_error_converts_it(config: JobConfi
             use()
         assert refused.value.code == ExitCode.DATA and "is of format 13" in refused.value.found
     assert prepared_files(str(old)) == before
-    for said in (PreparedImages(str(old)).picture("train", "sample-1", 0).problem, data_problem(old, tmp_path)):
+    for said in (PreparedImages(str(old)).embedded_image("train", "sample-1", 0).problem, data_problem(old, tmp_path)):
         assert "is of format 13" in said and refused.value.fix in said
     command = re.match(r"vlmpipe (data convert \S+)", refused.value.fix)
     assert command

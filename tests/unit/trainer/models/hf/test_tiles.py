@@ -28,7 +28,7 @@ from vlmpipe.trainer.data.chat.make import make_chat
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.tokenize import CONTROL_TOKEN, make_tokenizer
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.evaluation.held_out.shuffled_images import ShuffledImages
+from vlmpipe.trainer.evaluation.validation.shuffled_images import ShuffledImages
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.hf.processor import PublishedImages, published_images
 from vlmpipe.trainer.models.image_inputs import Images

@@ -321,14 +321,14 @@ def test_spot_names_the_best_interval_and_what_it_would_lose() -> None:
     assert cost.checkpoint_every_s == pytest.approx(
         max(time.save.writes_s, math.sqrt(2 * time.save.blocks_s / rate_per_s))
     )
-    assert cost.expected_lost_hours is not None and cost.least_lost_hours is not None
-    assert cost.least_lost_hours < cost.expected_lost_hours
+    assert cost.expected_lost_hours is not None and cost.min_lost_hours is not None
+    assert cost.min_lost_hours < cost.expected_lost_hours
     best = estimated(
         cluster__scheduling_strategy="spot",
         cluster__replica_count=4,
         train__checkpoint_every_steps=cost.checkpoint_every_steps,
     )[0]
-    assert best.expected_lost_hours == pytest.approx(cost.least_lost_hours, rel=1e-6)
+    assert best.expected_lost_hours == pytest.approx(cost.min_lost_hours, rel=1e-6)
     assert any("0.02 times an hour" in sentence for sentence in cost.assumptions)
 
 
@@ -341,7 +341,7 @@ def test_no_interval_is_suggested_that_is_longer_than_the_run() -> None:
             train__warmup_fraction=0.0,
         )
         assert time.steps == steps and (cost.checkpoint_every_steps is not None) == suggested
-        assert cost.least_lost_hours is not None
+        assert cost.min_lost_hours is not None
 
 
 def test_a_hopeless_preemption_rate_is_reported() -> None:

@@ -80,7 +80,7 @@ def test_memory_of_a_native_models_first_stage_is_extrapolated_from_few_layers(f
     config = Case("pp", deep, cached=False, family=family).config(2)
     shape = architecture(config).shape
     stage = Stage(range(7), is_first=True, is_last=False)
-    found = stage_memory._Stage.traced(config, shape, stage, (2, 40), from_one_row=False)
+    found = stage_memory._Stage.traced(config, shape, stage, (2, 40), from_one_sequence=False)
     whole = trace_stage(
         config.model,
         SequenceShape(config.train.micro_batch_size, config.data.sequence_length, 4, 80),
@@ -100,7 +100,7 @@ def test_memory_of_several_sequences_is_extrapolated_from_one_and_two() -> None:
     one, two, three = (_small(rows=rows) for rows in (1, 2, 3))
     shape = architecture(one).shape
     of_one, of_two, many = (activations(each, shape, mixes=[(2, 40)]) for each in (one, two, three))
-    scaled = of_one.of_rows(3, of_two)
+    scaled = of_one.of_sequences(3, of_two)
     assert sum(scaled.forward.values()) == pytest.approx(sum(many.forward.values()), rel=0.02)
     assert sum(scaled.backward.values()) == pytest.approx(sum(many.backward.values()), rel=0.02)
 

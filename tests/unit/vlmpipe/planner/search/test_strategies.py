@@ -29,7 +29,7 @@ def test_what_is_too_large_is_said_with_its_least_and_what_is_not_possible_has_n
     assert set(found.row(1)) == {"ddp"}, "hsdp on one node is fsdp"
     assert not found.row(8), "32 sequences on 64 ranks"
     ddp = found.row(1)["ddp"]
-    assert ddp.way is None and ddp.least_gib and ddp.least_gib > found.gpu_memory_gib == 80
+    assert ddp.way is None and ddp.min_gib and ddp.min_gib > found.gpu_memory_gib == 80
     assert found.fastest(1) is None and found.nic_gbps == 100
 
 

@@ -118,7 +118,7 @@ def _cost(*steps: StepCost, missing: tuple[str, ...] = ()) -> Cost:
     return Cost(
         by_term={}, term="spot", usd=None if None in usd else sum(map(float, usd)), steps=steps, storage_bytes=0,
         storage_usd_per_month=None, schedule_runs_per_month=None, schedule_usd_per_month=None, checkpoint_every_s=None,
-        checkpoint_every_steps=None, expected_lost_hours=None, least_lost_hours=None, assumptions=(), missing=missing,
+        checkpoint_every_steps=None, expected_lost_hours=None, min_lost_hours=None, assumptions=(), missing=missing,
     )  # fmt: skip
 
 

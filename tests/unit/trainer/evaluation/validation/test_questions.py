@@ -1,4 +1,4 @@
-"""Which turns of held-out samples are asked."""
+"""Which turns of validation samples are asked."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Literal
 import pytest
 
 from vlmpipe.trainer.data.sample import DEFAULT_SLICE, Turn
-from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, asked_turns, by_text, shares_of
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question, baseline_answers, exact_match, image_group
+from vlmpipe.trainer.evaluation.validation.questions import ValidationSplit, asked_turns, by_text, shares_of
 
 GOOD, UNLEARNED, SHOWN = Turn("A?", "B."), Turn("A?", "wrong", is_context=True), Turn("Show it.", "<image>")
 
@@ -38,7 +38,7 @@ def test_a_turn_sees_the_images_up_to_it_as_in_training(
     turns = [Turn("<image>\nWhat is it?", "A cat."), Turn("<image>\nAnd this?", "A dog.")]
     split: Any = OneSample(ids=["one"], sample_location=lambda number: number, image_sha256=lambda _: ["x", "y"])
     shards: Any = SimpleNamespace(turns=lambda _place: turns)
-    asked = HeldOut(split, shards).questions(0, earlier_turns)
+    asked = ValidationSplit(split, shards).questions(0, earlier_turns)
     assert [one.images for one in asked] == images
     assert {one.image_group for one in asked} == {image_group("another", ["x", "y"])}
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from vlmpipe.trainer.data.chat.encode import IGNORED, Chat
 from vlmpipe.trainer.data.sample import Turn
-from vlmpipe.trainer.evaluation.held_out.champion import Rescored
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question, TrainingSlice, baseline_answers, exact_match
 from vlmpipe.trainer.evaluation.significance.paired import PairedCounts, paired_counts
+from vlmpipe.trainer.evaluation.validation.champion import Rescored
 
 Right = Mapping[tuple[str, int], bool]  # by id and turn of a question
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from vlmpipe.trainer.evaluation.held_out.field_values import ValueGroup, grouped, obstacle
 from vlmpipe.trainer.evaluation.metrics import Prediction
 from vlmpipe.trainer.evaluation.significance.paired import share_interval
 from vlmpipe.trainer.evaluation.significance.slices import holm, p_of_slice
+from vlmpipe.trainer.evaluation.validation.field_values import ValueGroup, grouped, obstacle
 from vlmpipe.trainer.records.evaluation import FieldSlice, FieldSlices
 
 LEVEL = 0.05

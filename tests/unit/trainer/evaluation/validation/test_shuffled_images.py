@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.support.data.prepared import png
 from vlmpipe.trainer.evaluation.answer import ShownImages
-from vlmpipe.trainer.evaluation.held_out.shuffled_images import ShuffledImages
+from vlmpipe.trainer.evaluation.validation.shuffled_images import ShuffledImages
 from vlmpipe.trainer.models.image_tokens import ImageForm
 from vlmpipe.trainer.sizing.image_grids import VideoSize
 

@@ -6,8 +6,8 @@ import pytest
 
 from vlmpipe.trainer.data.chat.encode import Chat
 from vlmpipe.trainer.data.tokenize import make_tokenizer
-from vlmpipe.trainer.evaluation.held_out.result import cut_answers
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question
+from vlmpipe.trainer.evaluation.validation.result import cut_answers
 
 
 @pytest.mark.parametrize(("limit", "longer"), [(1, 3), (2, 1), (3, 0)])

@@ -21,9 +21,9 @@ from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, ShownImages
 from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
-from vlmpipe.trainer.evaluation.held_out.champion_pointer import ChampionPointer
-from vlmpipe.trainer.evaluation.held_out.questions import HeldOut, answer, asked_with
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question
+from vlmpipe.trainer.evaluation.validation.champion_pointer import ChampionPointer
+from vlmpipe.trainer.evaluation.validation.questions import ValidationSplit, answer, asked_with
 from vlmpipe.trainer.models.image_tokens import image_form_of, sample_image_tokens
 from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.serving.exported_model import load_export
@@ -45,7 +45,7 @@ class Rescored:
 def rescore(
     job: JobConfig,
     pointer: ChampionPointer,
-    held_out: HeldOut,
+    validation: ValidationSplit,
     questions: Sequence[Question],
     budget: BatchBudget,
     worker: ProcessContext,
@@ -57,7 +57,7 @@ def rescore(
     Args:
         budget: of the batches, as this rank's earlier questions have left it.
     """
-    of_rank = _answers(job, pointer, held_out, questions, budget, worker)
+    of_rank = _answers(job, pointer, validation, questions, budget, worker)
     everyone: list[Rescored | None] = [None] * worker.world_size
     dist.all_gather_object(everyone, of_rank)
     parts = [one for one in everyone if one]
@@ -73,7 +73,7 @@ def rescore(
 def _answers(
     job: JobConfig,
     pointer: ChampionPointer,
-    held_out: HeldOut,
+    validation: ValidationSplit,
     questions: Sequence[Question],
     budget: BatchBudget,
     worker: ProcessContext,
@@ -90,13 +90,13 @@ def _answers(
         if its_data == job.pointers().prepared_uri:
             fair = list(questions)
         else:
-            fair = not_trained_on(Index.load(its_data).split("train"), held_out.split, questions)
+            fair = not_trained_on(Index.load(its_data).split("train"), validation.split, questions)
         family, model = load_export(own, worker.device)
         chat = Chat.load(open_prepared(its_data), image_form_of(own.model))
         asking = AnsweringModel(family, model, chat, None, budget)
         predictions, size = list[Prediction](), job.evaluate.batch_questions
         for start in range(0, len(fair), size):
-            batch = [(one, _asked(own, held_out, one)) for one in fair[start : start + size]]
+            batch = [(one, _asked(own, validation, one)) for one in fair[start : start + size]]
             predictions += answer(own, asking, batch, worker.device)
     except torch.OutOfMemoryError:
         return Rescored(pointer, obstacle="it cannot be asked: these GPUs have too little memory for it")
@@ -106,24 +106,24 @@ def _answers(
     return Rescored(pointer, predictions, len(questions) - len(fair))
 
 
-def not_trained_on(trained: SplitIndex, held_out: SplitIndex, questions: Sequence[Question]) -> list[Question]:
+def not_trained_on(trained: SplitIndex, validation: SplitIndex, questions: Sequence[Question]) -> list[Question]:
     """The questions of samples, and about images, that `trained` does not have.
 
-    trained: the champion's training split; held_out: the split that the questions are of.
+    trained: the champion's training split; validation: the split that the questions are of.
     """
-    images = sorted({image for question in questions for image in held_out.image_sha256(question.sample)})
+    images = sorted({image for question in questions for image in validation.image_sha256(question.sample)})
     places = ImageTable(images).find(trained.images())
     known = {images[place] for place in set(places[places >= 0].tolist())}
     return [
         question
         for question in questions
-        if trained.number(question.id) is None and known.isdisjoint(held_out.image_sha256(question.sample))
+        if trained.number(question.id) is None and known.isdisjoint(validation.image_sha256(question.sample))
     ]
 
 
-def _asked(job: JobConfig, held_out: HeldOut, question: Question) -> Asked:
+def _asked(job: JobConfig, validation: ValidationSplit, question: Question) -> Asked:
     """The question with its images as this model counts their tokens."""
-    own = held_out.images(question.sample, question.images)
+    own = validation.images(question.sample, question.images)
     counts = sample_image_tokens(job.model)(own.sizes) if own.sizes else []
     images = ShownImages(counts, own.sizes, own.sha256, own.read, are_cached=False)
     return asked_with(question, images, images)

@@ -12,10 +12,10 @@ from vlmpipe.trainer.data.accounting.keys import Record
 from vlmpipe.trainer.data.conversations.slice_fields import fields_named
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.shards.tar import sample_json, sample_of
-from vlmpipe.trainer.evaluation.held_out.field_slices import field_slices
-from vlmpipe.trainer.evaluation.held_out.field_values import MAX_VALUES
 from vlmpipe.trainer.evaluation.metrics import Prediction
 from vlmpipe.trainer.evaluation.significance.slices import p_of_slice
+from vlmpipe.trainer.evaluation.validation.field_slices import field_slices
+from vlmpipe.trainer.evaluation.validation.field_values import MAX_VALUES
 from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.evaluation_notes import evaluation_notes
 

@@ -16,8 +16,8 @@ from vlmpipe.trainer.data.sample import DEFAULT_SLICE, Turn
 from vlmpipe.trainer.data.shards.index import SplitIndex
 from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, ShownImages, answer_questions
-from vlmpipe.trainer.evaluation.held_out.shuffled_images import ShuffledImages
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question, image_group, is_right
+from vlmpipe.trainer.evaluation.validation.shuffled_images import ShuffledImages
 from vlmpipe.trainer.hooks.table import features_of
 
 MAX_TEXTS, FEWEST_OF_EACH = 12, 5  # distinct texts of questions, and questions of each on average
@@ -25,7 +25,7 @@ LONGEST_TEXT = 80  # characters, of a slice's name
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class ValidationSplit:
     """The validation split."""
 
     split: SplitIndex
@@ -136,12 +136,12 @@ def answer(
 
 
 def with_images(
-    held_out: HeldOut, questions: Sequence[Question], shuffled: ShuffledImages | None = None
+    validation: ValidationSplit, questions: Sequence[Question], shuffled: ShuffledImages | None = None
 ) -> list[tuple[Question, Asked]]:
     """Each question with its images, or with other samples'; without those that have no others to be shown."""
     images = []
     for question in questions:
-        own = held_out.images(question.sample, question.images)
+        own = validation.images(question.sample, question.images)
         shown = shuffled.instead_of(question.sample, own) if shuffled else own
         if shown is not None:
             images.append((question, asked_with(question, own, shown)))

@@ -13,10 +13,10 @@ from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.evaluation.batch_budget import BatchBudget
-from vlmpipe.trainer.evaluation.held_out import champion as rescoring
-from vlmpipe.trainer.evaluation.held_out.champion import not_trained_on, rescore
-from vlmpipe.trainer.evaluation.held_out.champion_pointer import ChampionPointer
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question
+from vlmpipe.trainer.evaluation.validation import champion as rescoring
+from vlmpipe.trainer.evaluation.validation.champion import not_trained_on, rescore
+from vlmpipe.trainer.evaluation.validation.champion_pointer import ChampionPointer
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
 

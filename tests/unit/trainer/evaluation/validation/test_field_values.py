@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmpipe.trainer.evaluation.held_out.field_values import MAX_NUMBERS, NUM_RANGES, grouped, holds, number_of
+from vlmpipe.trainer.evaluation.validation.field_values import MAX_NUMBERS, NUM_RANGES, grouped, holds, number_of
 
 
 def members_of(values: Sequence[str]) -> dict[str, list[int]]:
