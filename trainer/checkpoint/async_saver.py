@@ -290,8 +290,8 @@ class CheckpointSaver:
 
         contents = dict[int, bytes]()
         while missing := [node for node in range(num_nodes) if node not in contents]:
-            found = zip(missing, in_parallel(manifest, missing, threads=READING), strict=True)
-            contents |= {node: content for node, content in found if content is not None}
+            manifests = zip(missing, in_parallel(manifest, missing, threads=READING), strict=True)
+            contents |= {node: content for node, content in manifests if content is not None}
             if len(contents) < num_nodes:
                 if time.monotonic() > deadline:
                     slowest = next(node for node in missing if node not in contents)

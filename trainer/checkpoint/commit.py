@@ -260,7 +260,7 @@ def candidates(listings: Mapping[int, Listing]) -> list[tuple[int, str]]:
     fresh_from = max(listing.fresh_from for listing in listings.values())
     numbered = [(number, name) for number, listing in listings.items() for name in listing.committed]
     numbered = [(number, name) for number, name in numbered if attempt_of(name) >= fresh_from]
-    return sorted(numbered, key=lambda found: (order_of(found[1]), -found[0]), reverse=True)
+    return sorted(numbered, key=lambda candidate: (order_of(candidate[1]), -candidate[0]), reverse=True)
 
 
 def opened(store: Storage, name: str, listing: Listing, *, key: bytes = b"") -> tuple[Checkpoint, Files]:

@@ -29,7 +29,7 @@ def storage_uri(value: str) -> str:
     Raises ValueError for what it does not open, and for typing errors that would be another place: spaces at the ends,
     line breaks, one slash after a scheme, and empty or relative parts in a bucket, where they are names like others.
     """
-    if value != value.strip() or any(unicodedata.category(one) in _LINES for one in value):
+    if value != value.strip() or any(unicodedata.category(character) in _LINES for character in value):
         raise ValueError("expected an address without line breaks, and without spaces at its ends")
     if match := MISTYPED.match(value):
         scheme = match[0].lower()
@@ -108,7 +108,7 @@ def _places_of_switches(value: object) -> list[tuple[tuple[int | str, ...], bool
     if isinstance(value, bool):
         return [((), value)]
     items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
-    return [((place,), one) for place, one in items if isinstance(one, bool)]
+    return [((place,), switch) for place, switch in items if isinstance(switch, bool)]
 
 
 def _takes(annotation: object, *kinds: type) -> bool:
@@ -120,5 +120,5 @@ def _require_no_control_characters(value: object) -> None:
     if isinstance(value, str) and (match := _CONTROL.search(value)):
         raise ValueError(f"has the control character U+{ord(match[0]):04X}")
     if isinstance(value, list | tuple | dict):
-        for one in value.values() if isinstance(value, dict) else value:
-            _require_no_control_characters(one)
+        for item in value.values() if isinstance(value, dict) else value:
+            _require_no_control_characters(item)

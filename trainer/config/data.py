@@ -75,16 +75,16 @@ class DataConfig(DataFields):
 
         Of a function it is the address of its file; an installed module has none.
         """
-        found = {}
+        by_name = {}
         for field, source in self.by_field().items():
             module, _ = function_named(source.uri) or (source.uri, "")
             if isinstance(source.replay_prompts, str):
-                found[f"{field}replay_prompts"] = source.replay_prompts
+                by_name[f"{field}replay_prompts"] = source.replay_prompts
             elif source.uri and (module == source.uri or module.endswith(".py")):
-                found[field + ("uri" if self.sources else "source")] = module
+                by_name[field + ("uri" if self.sources else "source")] = module
             if source.image_folder:
-                found[f"{field}image_folder"] = source.image_folder
-        return found
+                by_name[f"{field}image_folder"] = source.image_folder
+        return by_name
 
     def of_source(self, source: DataSource) -> DataConfig:
         """This section with one of its sources alone."""
@@ -93,13 +93,13 @@ class DataConfig(DataFields):
             alone["source"] = f"{self._replay_folder}/{REPLAY_SAMPLES}" if self._replay_folder else ""
             own_form = {"columns": Columns(), "split_by": BY_RECORD, "slices": (), "file_splits": "ignored"}
             return self.model_copy(update=alone | own_form | {"source_arguments": {}, "image_folder": ""})
-        own = {
+        fields = {
             "source_arguments": source.arguments,
             "image_folder": source.image_folder,
             "caption_question": source.caption_question or self.caption_question,
             "columns": self.columns if source.columns == Columns() else source.columns,
         }
-        return self.model_copy(update=alone | own)
+        return self.model_copy(update=alone | fields)
 
     def weights(self, epoch: int) -> tuple[float, ...] | None:
         """The weight of each source in an epoch; None where they have numbers of samples or epochs."""
@@ -110,8 +110,8 @@ class DataConfig(DataFields):
                     break
                 phase, left = following, left - phase.epochs
             return tuple(phase.weights.get(source.name, 0.0) for source in self.sources)
-        found = [source.weight for source in self.sources if source.weight is not None]
-        return tuple(found) or None
+        of_sources = [source.weight for source in self.sources if source.weight is not None]
+        return tuple(of_sources) or None
 
     def chat_format(self, model: ModelConfig) -> str:
         """`native`, `vlmpipe` or the address of a template."""

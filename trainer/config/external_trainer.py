@@ -160,8 +160,8 @@ class ExternalTrainerConfig(Section):
         if self.kind == "command":
             if not self.command:
                 raise ValueError("command is missing: kind command needs the program and its arguments")
-            if given := [name for name in of_package if getattr(self, name)]:
-                raise ValueError(f"{given[0]} does not apply to kind command: use kind package, or leave it out")
+            if settings := [name for name in of_package if getattr(self, name)]:
+                raise ValueError(f"{settings[0]} does not apply to kind command: use kind package, or leave it out")
         elif missing := [name for name in of_package if not getattr(self, name)]:
             raise ValueError(f"{missing[0]} is missing: kind package needs {', '.join(of_package)}")
         elif self.image_uri:

@@ -58,15 +58,15 @@ _NOT_FOR_SECRETS = re.compile(
 )
 
 
-def _secrets(given: dict[str, str]) -> dict[str, str]:
-    for variable, name in given.items():
+def _secrets(environment: dict[str, str]) -> dict[str, str]:
+    for variable, name in environment.items():
         if not re.fullmatch(SECRET_VARIABLE, variable):
             raise ValueError(f"{variable!r} is not a name of an environment variable")
         if _NOT_FOR_SECRETS.fullmatch(variable):
             raise ValueError(f"{variable} is a variable of the platform or of Python; expected another one")
         if not re.fullmatch(SECRET_VERSION, name):  # not repeated: it may be the secret itself
             raise ValueError(f"{variable}: expected projects/PROJECT/secrets/NAME/versions/VERSION in Secret Manager")
-    return given
+    return environment
 
 
 Secrets = Annotated[dict[str, str], AfterValidator(_secrets)]

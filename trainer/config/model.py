@@ -141,9 +141,9 @@ class ModelConfig(Section):
             return content
         if pretrained is None:
             raise ValueError(f"family {family} needs pretrained, with weights or config: its parts come together")
-        if given := [name for name in PARTS if content.get(name) is not None]:
+        if parts := [name for name in PARTS if content.get(name) is not None]:
             raise ValueError(
-                f"family {family} has no {' and no '.join(given)} of its own: pretrained is where both are from"
+                f"family {family} has no {' and no '.join(parts)} of its own: pretrained is where both are from"
             )
         if family == "smolvlm" and "do_image_splitting" in content:
             raise ValueError(
@@ -165,11 +165,11 @@ class ModelConfig(Section):
         if self.image_processor is not None:
             raise ValueError(f"image_processor does not apply to family {self.family}: it is for family hf")
         if self.family in GRID_FAMILIES:
-            if found := sorted(
+            if unfit := sorted(
                 {"image_size", "longest_edge", "feature_layer", "feature_select"} & changed_fields(self)
             ):
                 raise ValueError(
-                    f"{found[0]} does not apply to family {self.family}: images keep their shape between min_pixels "
+                    f"{unfit[0]} does not apply to family {self.family}: images keep their shape between min_pixels "
                     "and max_pixels, and the model says which features it takes"
                 )
             if self.max_pixels is None:
@@ -178,11 +178,11 @@ class ModelConfig(Section):
                 )
             _require_bounds(self)
             return self
-        alien, own = {"longest_edge"}, "pretrained or its parts, and image_size"
+        alien, fields = {"longest_edge"}, "pretrained or its parts, and image_size"
         if self.family in WHOLE_FAMILIES:
-            alien, own = {"feature_layer", "feature_select"}, "pretrained, image_size, longest_edge"
-        if found := sorted({"min_pixels", "max_pixels", *alien} & changed_fields(self)):
-            raise ValueError(f"{found[0]} does not apply to family {self.family}, which has {own}")
+            alien, fields = {"feature_layer", "feature_select"}, "pretrained, image_size, longest_edge"
+        if unfit := sorted({"min_pixels", "max_pixels", *alien} & changed_fields(self)):
+            raise ValueError(f"{unfit[0]} does not apply to family {self.family}, which has {fields}")
         if not self.image_size:
             raise ValueError(
                 f"family {self.family} needs image_size: the side in pixels that its tower was trained with"
@@ -315,9 +315,9 @@ class ModelConfig(Section):
 
 def _llava_parts(content: dict[str, object], pretrained: object) -> dict[str, object]:
     """A llava model's section, with each part of a whole model from there."""
-    if pretrained is not None and (given := [name for name in PARTS if content.get(name) is not None]):
+    if pretrained is not None and (parts := [name for name in PARTS if content.get(name) is not None]):
         raise ValueError(
-            f"pretrained is where all parts come from, so {' and '.join(given)} cannot be given with it: to mix "
+            f"pretrained is where all parts come from, so {' and '.join(parts)} cannot be given with it: to mix "
             "sources, give tower, projector and language_model, whose weights may be those of a whole LLaVA"
         )
     for name, part, instead in (
@@ -337,9 +337,9 @@ def _require_published(model: ModelConfig) -> None:
     elif model.image_processor is not None:
         raise ValueError("image_processor does not apply with max_pixels, by which images are resized: leave one out")
     _require_bounds(model)
-    if found := sorted(sizes & changed_fields(model)):
+    if unfit := sorted(sizes & changed_fields(model)):
         raise ValueError(
-            f"{found[0]} does not apply to family hf: the model says which features it takes, its processor how large "
+            f"{unfit[0]} does not apply to family hf: the model says which features it takes, its processor how large "
             "images are; image_processor changes the processor's settings"
         )
     if not model.tower.weights:

@@ -47,8 +47,8 @@ class TrainConfig(TrainFields):
     def _deepspeed_is_ours_in_part(cls, deepspeed: dict[str, object], info: ValidationInfo) -> dict[str, object]:
         """Validate the field by itself, so that its problems are said next to those of other fields."""
         strategy = info.data.get("strategy", "zero1")  # an unknown one is its own problem
-        if found := deepspeed_keys.problems(deepspeed, strategy):
-            raise ValueError("\n".join(found))
+        if problems := deepspeed_keys.problems(deepspeed, strategy):
+            raise ValueError("\n".join(problems))
         return deepspeed
 
     @model_validator(mode="before")
@@ -161,9 +161,9 @@ def _objective_works(train: TrainConfig) -> None:
     if train.objective == "sft":
         return
     if train.strategy not in PREFERRING or train.context_parallel > 1:
-        found = f"strategy {train.strategy}" if train.context_parallel == 1 else "context_parallel"
+        setting = f"strategy {train.strategy}" if train.context_parallel == 1 else "context_parallel"
         raise ValueError(
-            f"objective {train.objective} does not work with {found}, which shards a pair's tokens or its loss: use "
+            f"objective {train.objective} does not work with {setting}, which shards a pair's tokens or its loss: use "
             f"one of {', '.join(PREFERRING)}, such as fsdp, with context_parallel 1"
         )
     if train.validate_every_steps:
@@ -175,9 +175,9 @@ def _objective_works(train: TrainConfig) -> None:
 def _router_loss_works(train: TrainConfig) -> None:
     if not train.router_loss or (train.strategy in PREFERRING and train.context_parallel == 1):
         return
-    found = f"strategy {train.strategy}" if train.context_parallel == 1 else "context_parallel"
+    setting = f"strategy {train.strategy}" if train.context_parallel == 1 else "context_parallel"
     raise ValueError(
-        f"router_loss {train.router_loss:g} does not work with {found}, where no rank has the routers of all layers "
+        f"router_loss {train.router_loss:g} does not work with {setting}, where no rank has the routers of all layers "
         f"and tokens: use one of {', '.join(PREFERRING)}, such as fsdp, with context_parallel 1, or leave it out"
     )
 
@@ -242,15 +242,15 @@ def _compiling_works(train: TrainConfig) -> None:
 def _float8_works(train: TrainConfig) -> None:
     if train.float8 == "none":
         return
-    found = f"float8 {train.float8} does not work with"
+    problem = f"float8 {train.float8} does not work with"
     if train.strategy not in COMPUTING_IN_FLOAT8:
         raise ValueError(
-            f"{found} strategy {train.strategy}: use one of {', '.join(COMPUTING_IN_FLOAT8)}, or set float8 to none"
+            f"{problem} strategy {train.strategy}: use one of {', '.join(COMPUTING_IN_FLOAT8)}, or set float8 to none"
         )
     if train.precision != "bf16":
-        raise ValueError(f"{found} precision {train.precision}: use bf16, whose products these replace")
+        raise ValueError(f"{problem} precision {train.precision}: use bf16, whose products these replace")
     if train.compile == "off":
-        raise ValueError(f"{found} compile off, where casts take longer than products save: leave compile at auto")
+        raise ValueError(f"{problem} compile off, where casts take longer than products save: leave compile at auto")
 
 
 def _optimizer_state_works(train: TrainConfig) -> None:

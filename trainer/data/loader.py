@@ -231,10 +231,10 @@ class PackedLoader:
         encode = self._chat.encode_pair if self.sampler.in_pairs else self._chat.encode
         made = encode(turns, self._split.image_token_counts(number), self._split.image_sizes(number))
         encoded = (made,) if isinstance(made, Encoded) else made
-        expected, found = int(self._split.tokens[number]), sum(len(one.input_ids) for one in encoded)
-        if found != expected:
+        expected, tokens = int(self._split.tokens[number]), sum(len(sample.input_ids) for sample in encoded)
+        if tokens != expected:
             raise DataError(
-                f"sample {self._split.ids[number]} has {found} tokens, the index says {expected}",
+                f"sample {self._split.ids[number]} has {tokens} tokens, the index says {expected}",
                 expected="the tokenizer that the data was prepared with",
                 fix="use the tokenizer saved with the prepared data, or delete its DONE file to prepare it again",
             )

@@ -91,9 +91,9 @@ class MachinePlans:
 
     def sequences(self, epochs: range) -> list[int]:
         """The number of sequences of each epoch. Processes that ask at the same time share the work."""
-        found = {epoch: self._counted(epoch, wait=False) for epoch in epochs}
-        found |= {epoch: self._counted(epoch, wait=True) for epoch, count in found.items() if count is None}
-        counts = [count for count in found.values() if count is not None]
+        by_epoch = {epoch: self._counted(epoch, wait=False) for epoch in epochs}
+        by_epoch |= {epoch: self._counted(epoch, wait=True) for epoch, count in by_epoch.items() if count is None}
+        counts = [count for count in by_epoch.values() if count is not None]
         assert len(counts) == len(epochs), "who waits gets a count"
         return counts
 

@@ -37,7 +37,7 @@ class Mixture:
     def decides(self) -> Int64Array:
         """(numbers,) what the order depends on beside the settings: first and last sample number of each source, or all
         numbers of a share."""
-        spans = [np.array([one[0], one[-1]], np.int64) if isinstance(one, range) else one for one in self._samples]
+        spans = [np.array([span[0], span[-1]], np.int64) if isinstance(span, range) else span for span in self._samples]
         return np.concatenate(spans)
 
     def draws(self, epoch: int) -> list[int]:
@@ -55,9 +55,9 @@ class Mixture:
         """(count,) sample numbers of a source, from the draw `first` of the whole run on."""
         samples = self._samples[number]
         passes = range(first // len(samples), -(-(first + count) // len(samples)))
-        found = [self._pass(number, of_source) for of_source in passes]
+        drawn = [self._pass(number, of_source) for of_source in passes]
         start = first - passes.start * len(samples)
-        return np.concatenate([*found, np.empty(0, np.int64)])[start : start + count].astype(np.int64)
+        return np.concatenate([*drawn, np.empty(0, np.int64)])[start : start + count].astype(np.int64)
 
     def _pass(self, number: int, of_source: int) -> Int64Array:
         samples = self._samples[number]

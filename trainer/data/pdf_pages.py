@@ -48,12 +48,12 @@ class PdfPages:
         if answer is None:
             limits = f"{CPU_S} s of processor time and {MEMORY_BYTES >> 20} MiB of memory"
             raise PageError(f"takes more than a page may: {limits}")
-        found = json.loads(answer)
-        if "pages" in found:
-            raise NoSuchPageError(f"{found['pages']} pages")
-        if "problem" in found:
-            raise PageError(found["problem"])
-        return base64.b64decode(found["png"])
+        result = json.loads(answer)
+        if "pages" in result:
+            raise NoSuchPageError(f"{result['pages']} pages")
+        if "problem" in result:
+            raise PageError(result["problem"])
+        return base64.b64decode(result["png"])
 
 
 PAGES = PdfPages()
@@ -67,10 +67,10 @@ def rendered(data: bytes, page: int) -> bytes:
         document.init_forms()  # before a page is loaded, else fields are left out
         if page > len(document):
             raise NoSuchPageError(f"{len(document)} pages")
-        found = document[page - 1]
-        width, height = (points * PAGE_DPI / PDF_POINTS for points in found.get_size())
+        opened = document[page - 1]
+        width, height = (points * PAGE_DPI / PDF_POINTS for points in opened.get_size())
         shrunk = min(1.0, (MAX_PAGE_PIXELS / max(1.0, width * height)) ** 0.5)
-        return png_bytes(found.render(scale=shrunk * PAGE_DPI / PDF_POINTS).to_pil().convert("RGB"))
+        return png_bytes(opened.render(scale=shrunk * PAGE_DPI / PDF_POINTS).to_pil().convert("RGB"))
 
 
 def main() -> None:

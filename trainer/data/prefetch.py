@@ -56,11 +56,11 @@ class ShardSchedule:
     def next_uses(self, step: int) -> Int64Array:
         """(shards,) first step from `step` on, in its epoch or the next, that needs each shard, else NEVER."""
         epoch = self._sequence.batch(step).epoch
-        found = self._uses_from(epoch, step)
-        if (found == NEVER).any() and self._sequence.num_steps(epoch + 1) < self._end_step:
-            found = np.minimum(found, self._uses_from(epoch + 1, step))
-        found[found >= self._end_step] = NEVER
-        return found
+        uses = self._uses_from(epoch, step)
+        if (uses == NEVER).any() and self._sequence.num_steps(epoch + 1) < self._end_step:
+            uses = np.minimum(uses, self._uses_from(epoch + 1, step))
+        uses[uses >= self._end_step] = NEVER
+        return uses
 
     def _uses_from(self, epoch: int, step: int) -> Int64Array:
         """(shards,) as `next_uses`, within one epoch."""

@@ -184,9 +184,9 @@ class PackedBatchSampler:
     def require_batch(self) -> None:
         """Raise ConfigError where the samples that `data.train_share` takes do not fill one global batch."""
         if self.data.train_share < 1 and self.num_sequences(0) < self.global_batch_size:
-            found = f"the {len(self.plan(0).members):,} samples of data.train_share {self.data.train_share:g}"
+            samples = f"the {len(self.plan(0).members):,} samples of data.train_share {self.data.train_share:g}"
             raise ConfigError(
-                f"{found} are {self.num_sequences(0):,} packed sequences, fewer than a batch",
+                f"{samples} are {self.num_sequences(0):,} packed sequences, fewer than a batch",
                 expected=f"at least train.global_batch_size {self.global_batch_size:,}",
                 fix="set a larger data.train_share, or a smaller train.global_batch_size for all shares",
             )

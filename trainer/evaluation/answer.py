@@ -157,10 +157,10 @@ def encoded_inputs(
         projected = model.family.project(model.model, features)
 
     def inputs(input_ids: Tensor) -> dict[str, object]:
-        given = model.family.generation_inputs(model.model, input_ids, projected, grids)
+        prepared = model.family.generation_inputs(model.model, input_ids, projected, grids)
         for feature in features_of(job):
-            given = feature.generation_inputs(model.model, given, projected, sizes)
-        return given
+            prepared = feature.generation_inputs(model.model, prepared, projected, sizes)
+        return prepared
 
     return inputs
 
@@ -175,12 +175,14 @@ def published_inputs(
     images = image_preparer(job.model)([image for images in of_each for image in images], list(map(len, of_each)))
     values = images.to(device).values
     assert not isinstance(values, Tensor)
-    given = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-    if is_blank and given:
-        given["pixel_values"] = torch.full_like(given["pixel_values"], GREY)
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    if is_blank and tensors:
+        tensors["pixel_values"] = torch.full_like(tensors["pixel_values"], GREY)
     if job.train.precision == "bf16":  # as its weights
-        given = {name: one.bfloat16() if one.is_floating_point() else one for name, one in given.items()}
-    return lambda input_ids: {"input_ids": input_ids, **published.types(input_ids), **given}
+        tensors = {
+            name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()
+        }
+    return lambda input_ids: {"input_ids": input_ids, **published.types(input_ids), **tensors}
 
 
 def image_features(job: JobConfig, model: AnsweringModel, shown: Sequence[ShownImages], device: torch.device) -> Tensor:

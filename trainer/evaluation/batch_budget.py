@@ -27,25 +27,25 @@ class BatchBudget:
 
     def batches(self, tokens: Sequence[int], images: Sequence[int]) -> list[slice]:
         """Runs of questions within the bounds, in order; at least one question each."""
-        found, start, longest, shown = list[slice](), 0, 0, 0
+        slices, start, longest, shown = list[slice](), 0, 0, 0
         for place, (length, count) in enumerate(zip(tokens, images, strict=True)):
             longest, shown = max(longest, length), shown + count
             if place > start and (longest * (place + 1 - start) > self.tokens or shown > self.images):
-                found.append(slice(start, place))
+                slices.append(slice(start, place))
                 start, longest, shown = place, length, count
-        return [*found, slice(start, len(tokens))] if tokens else []
+        return [*slices, slice(start, len(tokens))] if tokens else []
 
     def answered(self, tokens: Sequence[int], images: Sequence[int], answer: Callable[[slice], Sequence[T]]) -> list[T]:
         """The results of `answer` for all questions, called with runs of them.
 
         Raises torch.OutOfMemoryError where one question alone does not fit.
         """
-        found: list[T] = []
+        answers: list[T] = []
         waiting = self.batches(tokens, images)[::-1]
         while waiting:
             batch = waiting.pop()
             try:
-                found += answer(batch)
+                answers += answer(batch)
                 continue
             except torch.OutOfMemoryError:
                 if batch.stop - batch.start == 1:
@@ -55,7 +55,7 @@ class BatchBudget:
             rest = slice(batch.start, batch.stop)
             again = self.batches(tokens[rest], images[rest])
             waiting += [slice(part.start + rest.start, part.stop + rest.start) for part in again][::-1]
-        return found
+        return answers
 
     def _halve(self, tried: int) -> None:
         self.out_of_memory += 1

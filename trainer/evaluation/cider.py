@@ -72,23 +72,23 @@ def cider_d_of_tokens(captioned: Sequence[tuple[Sequence[list[str]], list[str]]]
             vectors[len(gram) - 1][gram] = count * rarity.get(gram, rarest)
         return vectors
 
-    found = []
+    scores = []
     for (texts, words), counted in zip(captioned, references, strict=True):
-        mine = weighed(_grams(words))
+        weights = weighed(_grams(words))
         against = [
-            math.exp(-((len(words) - len(text)) ** 2) / (2 * SIGMA**2)) * _similarity(mine, weighed(grams))
+            math.exp(-((len(words) - len(text)) ** 2) / (2 * SIGMA**2)) * _similarity(weights, weighed(grams))
             for text, grams in zip(texts, counted, strict=True)
         ]
-        found.append(SCALE * fmean(against))
-    return found
+        scores.append(SCALE * fmean(against))
+    return scores
 
 
-def _similarity(mine: list[dict[Gram, float]], theirs: list[dict[Gram, float]]) -> float:
+def _similarity(first: list[dict[Gram, float]], theirs: list[dict[Gram, float]]) -> float:
     """Mean cosine over the n-gram lengths, with each count clipped to the reference's."""
     return fmean(
         sum(min(weight, reference.get(gram, 0.0)) * reference.get(gram, 0.0) for gram, weight in caption.items())
         / (norm if (norm := math.hypot(*caption.values()) * math.hypot(*reference.values())) else 1.0)
-        for caption, reference in zip(mine, theirs, strict=True)
+        for caption, reference in zip(first, theirs, strict=True)
     )
 
 

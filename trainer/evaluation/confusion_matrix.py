@@ -59,9 +59,9 @@ def confusion_of(pairs: Iterable[tuple[str, str]]) -> Confusion | None:
     strays = OTHER
     while strays in asked:
         strays = f"({strays})"
-    counts = Counter((answer, given if given in asked else strays) for answer, given in plain)
-    columns = (*answers, strays) if any(given == strays for _, given in counts) else answers
-    rows = tuple(tuple(counts[answer, given] for given in columns) for answer in answers)
+    counts = Counter((answer, predicted if predicted in asked else strays) for answer, predicted in plain)
+    columns = (*answers, strays) if any(predicted == strays for _, predicted in counts) else answers
+    rows = tuple(tuple(counts[answer, predicted] for predicted in columns) for answer in answers)
     return Confusion(answers, columns, rows)
 
 
@@ -71,21 +71,21 @@ def confusions(predictions: Sequence[Prediction]) -> dict[str, object]:
     The shown table has the most answers, then the most questions.
     """
     by_slice: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for one in predictions:
-        by_slice[one.slice].append((one.answer, one.prediction))
-    found = {
+    for prediction in predictions:
+        by_slice[prediction.slice].append((prediction.answer, prediction.prediction))
+    matrices = {
         name: table
         for name, pairs in sorted(by_slice.items())
         if (table := confusion_of(pairs)) is not None and table.is_closed
     }
-    shown = max(found, key=lambda name: (len(found[name].answers), found[name].questions), default=None)
+    shown = max(matrices, key=lambda name: (len(matrices[name].answers), matrices[name].questions), default=None)
     if shown is None:
         note = f"no confusion matrix: no slice has {RULE}"
     else:
-        others = [name for name in found if name != shown]
+        others = [name for name in matrices if name != shown]
         more = f"; evaluate.json also has those of {', '.join(others)}" if others else ""
         note = f"answers of slice {shown}, which has {RULE}{more}"
-    return {"shown": shown, "note": note, "slices": {name: asdict(table) for name, table in found.items()}}
+    return {"shown": shown, "note": note, "slices": {name: asdict(table) for name, table in matrices.items()}}
 
 
 def shown_confusion(evaluation: Evaluation) -> tuple[Confusion | None, str]:

@@ -95,7 +95,7 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     subject = load_subject(job, worker)
     validation, split, stats = subject.validation, subject.split, json.loads(subject.prepared.read("stats.json"))
     questions = validation.questions(job.evaluate.max_samples, job.evaluate.earlier_turns)
-    mine = shares_of(questions, worker.world_size, job.evaluate.batch_questions)[worker.rank]
+    of_this_rank = shares_of(questions, worker.world_size, job.evaluate.batch_questions)[worker.rank]
     controls: list[str] = [*job.evaluate.controls]
     for feature in features_of(job):
         controls += feature.controls(job.model)
@@ -106,16 +106,16 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     answered, resized = dict[str, list[Prediction]](), 0
     for control in ["", *controls]:
         answered[control] = []
-        for start in range(0, len(mine), job.evaluate.batch_questions):
-            batch = mine[start : start + job.evaluate.batch_questions]
+        for start in range(0, len(of_this_rank), job.evaluate.batch_questions):
+            batch = of_this_rank[start : start + job.evaluate.batch_questions]
             asked = with_images(validation, batch, shuffled if control == "shuffled_image" else None)
             answered[control] += answer(job, subject.model, asked, worker.device, control=control)
-            resized += sum(not one.shown.are_cached for _, one in asked)
+            resized += sum(not question.shown.are_cached for _, question in asked)
             if progress:
                 done = sum(len(predictions) for predictions in answered.values())
                 rounds = 1 + len(controls) + (champion is not None)
-                progress.update(done, len(mine) * rounds, unit="questions", message=control)
-    examined = records_of_questions(job, subject, examiner, mine, worker) if examiner else []
+                progress.update(done, len(of_this_rank) * rounds, unit="questions", message=control)
+    examined = records_of_questions(job, subject, examiner, of_this_rank, worker) if examiner else []
     benchmarked = run_benchmarks(job, subject.model, benchmarks, worker, progress)
     start_weights, probed = start_weights.probing(subject.model, benchmarked.answers, worker)
     budget = subject.model.budget
@@ -134,9 +134,9 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     gc.collect()
     if worker.device.type == "cuda":
         torch.cuda.empty_cache()
-    rescored = rescore(job, champion, validation, mine, budget, worker) if champion else None
+    rescored = rescore(job, champion, validation, of_this_rank, budget, worker) if champion else None
     asking = Asking(chat, features, budget)
-    quantized = QuantizedExports(job, validation, mine, asking).scores(predictions[""], worker, progress)
+    quantized = QuantizedExports(job, validation, of_this_rank, asking).scores(predictions[""], worker, progress)
     started_from = start_weights.scores(asking, predictions[""], probed, worker, progress)
     if not progress:
         return
@@ -146,10 +146,12 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
     scored_by_slice = scores(predictions[""], images, job.evaluate.cider_d)
     for name, scored in scored_by_slice["slices"].items():
         scored["chance"] = majority["slices"][name]["exact_match"]
-    found = [one for _, part, *_ in everyone for one in part]
+    records = [record for _, part, *_ in everyone for record in part]
     measures: dict[str, object] = {}
     if examiner:
-        measures[examiner.measures] = examiner.summarise([one for _, one in found], scored_by_slice["exact_match"])
+        measures[examiner.measures] = examiner.summarise(
+            [record for _, record in records], scored_by_slice["exact_match"]
+        )
     pairs = Pairs(predictions[""])
     resized, out_of_memory = sum(part[2] for part in everyone), sum(part[3] for part in everyone)
     result = {
@@ -157,7 +159,9 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         **scored_by_slice,
         **measures,
         "chance": majority["exact_match"],
-        "paired": paired_answers(pairs, questions, {one: predictions[one] for one in controls}, stats["slices"]),
+        "paired": paired_answers(
+            pairs, questions, {control: predictions[control] for control in controls}, stats["slices"]
+        ),
         **({"champion": champion_scores(rescored, pairs)} if rescored else {}),
         **({"start": started_from} if started_from else {}),
         **({"quantized": quantized} if quantized else {}),
@@ -174,8 +178,8 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         **({"by_field": field_slices(job.data.slices, predictions[""])} if job.data.slices else {}),
         **({"benchmarks": benchmarked.results} if benchmarked.results else {}),
         "controls": {
-            one: control_scores(predictions[one], len(questions), resized if one == "shuffled_image" else 0)
-            for one in controls
+            control: control_scores(predictions[control], len(questions), resized if control == "shuffled_image" else 0)
+            for control in controls
         },
         "images": stats["splits"]["eval"]["unique_images"],
         "images_also_in_train": stats["eval_images_also_in_train"],
@@ -186,7 +190,9 @@ def evaluate(job: JobConfig, worker: ProcessContext) -> None:
         "wall_s": time.perf_counter() - started,
     }
     if examiner:
-        maps = [dict(zip(("id", "turn"), key, strict=True)) | one for key, one in found if examiner.has_map(one)]
+        maps = [
+            dict(zip(("id", "turn"), key, strict=True)) | record for key, record in records if examiner.has_map(record)
+        ]
         write_record(store, examiner.maps_file, {"maps": maps})
     evaluation = Evaluation.model_validate(result)
     evaluation.write(store)
@@ -222,15 +228,15 @@ def records_of_questions(
     job: JobConfig, subject: Subject, examiner: Examiner, questions: Sequence[Question], worker: ProcessContext
 ) -> list[tuple[tuple[str, int], dict[str, object]]]:
     """The examiner's record of each question, by its id and turn."""
-    found: list[dict[str, object]] = []
+    records: list[dict[str, object]] = []
     for start in range(0, len(questions), job.evaluate.batch_questions):
         batch = questions[start : start + job.evaluate.batch_questions]
         turns = [
             subject.validation.shards.turns(subject.split.sample_location(asked.sample))[asked.turn] for asked in batch
         ]
         images = [subject.validation.images(asked.sample) for asked in batch]
-        found += examiner.records(job, subject.model, turns, images, worker.device)
-    return [((asked.id, asked.turn), one) for asked, one in zip(questions, found, strict=True)]
+        records += examiner.records(job, subject.model, turns, images, worker.device)
+    return [((asked.id, asked.turn), record) for asked, record in zip(questions, records, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -244,15 +250,15 @@ class ValidationLoss:
     of_first_label_tokens: int = 0
 
 
-def _as_in_training(job: JobConfig, run: Storage, found: ValidationLoss) -> dict[str, float]:
+def _as_in_training(job: JobConfig, run: Storage, loss: ValidationLoss) -> dict[str, float]:
     """See `as_in_training`; says where there is nothing to compare."""
     described = require_whole_export(run)
     compared = as_in_training(
         job,
         described["step"],
         averaged=described["averaged"],
-        loss=found.of_first,
-        label_tokens=found.of_first_label_tokens,
+        loss=loss.of_first,
+        label_tokens=loss.of_first_label_tokens,
     )
     if not compared:
         print("evaluate: training took no validation loss of these weights, as it does after its last step, with which "
@@ -284,13 +290,13 @@ def validation_loss(job: JobConfig, subject: Subject, worker: ProcessContext) ->
         for step in range(sequence.num_steps(1)):
             rows = loader.sequences_for_step(step, worker.rank, worker.world_size)
             batch = collate(rows, source)
-            found = module(**batch.to(worker.device))
+            result = module(**batch.to(worker.device))
             if batch.pairs is None:
-                summed = torch.stack([found.double(), found.new_tensor(len(batch.label_ids)).double()])
+                summed = torch.stack([result.double(), result.new_tensor(len(batch.label_ids)).double()])
                 is_first = step * worker.world_size + worker.rank < job.train.validated_sequences
                 total += torch.stack([summed, summed * is_first])
                 continue
-            log_probs, tokens = found.view(-1, 2).double(), answer_tokens(batch.pairs).view(-1, 2)
+            log_probs, tokens = result.view(-1, 2).double(), answer_tokens(batch.pairs).view(-1, 2)
             total[0, 0] -= log_probs[:, 0].sum()
             total[0, 1] += int(tokens[:, 0].sum())
             ids = [identity for row in rows for identity in row.sample_ids]

@@ -59,23 +59,23 @@ def generate_answers(
     `inputs` turns the prompts' tokens into the model's arguments. Prompts are padded
     on the left, so that all answers start at the same position.
     """
-    input_ids, attention_mask = (one.to(device) for one in left_padded(prompts, chat.tokenizer.pad_token_id))
+    input_ids, attention_mask = (tensor.to(device) for tensor in left_padded(prompts, chat.tokenizer.pad_token_id))
     return generate(model, chat, {"attention_mask": attention_mask, **inputs(input_ids)}, max_new_tokens)
 
 
-def generate(model: nn.Module, chat: Chat, given: dict[str, Any], max_new_tokens: int) -> Generation:
+def generate(model: nn.Module, chat: Chat, inputs: dict[str, Any], max_new_tokens: int) -> Generation:
     """Greedy answers to what the arguments of the model's `generate` hold."""
     first = FirstLogits()
     generated = model.generate(
-        **given,
+        **inputs,
         logits_processor=LogitsProcessorList([first]),
         max_new_tokens=max_new_tokens,
         do_sample=False,
         pad_token_id=chat.tokenizer.pad_token_id,
         eos_token_id=chat.end_token_ids,
     )
-    if "input_ids" in given:
-        generated = generated[:, given["input_ids"].shape[1] :]  # remove the prompts, which precede the answers
+    if "input_ids" in inputs:
+        generated = generated[:, inputs["input_ids"].shape[1] :]  # remove the prompts, which precede the answers
     # After thinking, where the template has it.
     texts = chat.tokenizer.batch_decode(generated, skip_special_tokens=True)
     ended = torch.isin(generated, torch.tensor(chat.end_token_ids, device=generated.device)).any(dim=1).tolist()

@@ -44,13 +44,13 @@ def benchmark(job: JobConfig) -> None:
             with serving(job.run.run_uri) as server:
                 run_lmms_eval(config, server.url, server.model, tasks)
             scored = read_results(tasks / RESULTS, config.tasks)
-        for name, one in scored.items():
-            if one.answers:
-                run.write(f"{ANSWERS_FOLDER}/{name}.jsonl", seal_lines(one.answers))
+        for name, task in scored.items():
+            if task.answers:
+                run.write(f"{ANSWERS_FOLDER}/{name}.jsonl", seal_lines(task.answers))
         evaluation = Evaluation.read(run)
-        found = {name: BenchmarkScores.model_validate(one.described) for name, one in scored.items()}
-        evaluation.model_copy(update={"benchmarks": evaluation.benchmarks | found}).write(run)
-        scores = [f"{name} {score} {value:.3f}" for name in scored for score, value in found[name].scores.items()]
+        by_task = {name: BenchmarkScores.model_validate(task.described) for name, task in scored.items()}
+        evaluation.model_copy(update={"benchmarks": evaluation.benchmarks | by_task}).write(run)
+        scores = [f"{name} {score} {value:.3f}" for name in scored for score, value in by_task[name].scores.items()]
         progress.finish(message=f"lmms-eval: {', '.join(scores)}"[:300])
 
 
@@ -95,9 +95,11 @@ def run_lmms_eval(config: LmmsEvalConfig, url: str, model: str, folder: Path) ->
     command += ["--tasks", ",".join(config.tasks), "--log_samples", "--output_path", RESULTS]
     command += ["--include_path", str(folder)] if config.include_path else []
     command += ["--limit", str(config.limit)] if config.limit else []
-    own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     try:
-        ended = subprocess.run(command, cwd=folder, env=own | {"OPENAI_API_KEY": "none"}, stdin=subprocess.DEVNULL)
+        ended = subprocess.run(
+            command, cwd=folder, env=environment | {"OPENAI_API_KEY": "none"}, stdin=subprocess.DEVNULL
+        )
     except OSError as error:
         raise _no_python(python, f"cannot be started: {error.strerror}") from error
     if ended.returncode:

@@ -35,25 +35,25 @@ class TaskScores:
 
 def read_results(folder: Path, tasks: Sequence[str]) -> dict[str, TaskScores]:
     """The tasks' scores, by name. Raises UserError without results of a task, or with a question that has no answer."""
-    found = next(folder.glob("**/*_results.json"), None)
-    if found is None:
+    path = next(folder.glob("**/*_results.json"), None)
+    if path is None:
         raise _no_scores("lmms-eval wrote no results")
-    content = json.loads(found.read_bytes())
+    content = json.loads(path.read_bytes())
     read = {}
     for task in tasks:
         scores = _scores(content["results"].get(task, {}))
         if not scores:
             raise _no_scores(f"lmms-eval has no score of task {task}")
-        samples = _samples(found.parent, task)
+        samples = _samples(path.parent, task)
         if failed := sum(FAILED in json.dumps(sample) for sample in samples):
             raise _no_scores(f"{failed} of {len(samples)} questions of task {task} were not answered")
         read[task] = _task(scores, content["results"][task], samples, content["n-samples"].get(task, {}))
     return read
 
 
-def _no_scores(found: str) -> UserError:
+def _no_scores(problem: str) -> UserError:
     return UserError(
-        found,
+        problem,
         expected="scores of every task of evaluate.lmms_eval",
         fix="read what lmms-eval printed above; nothing is added to evaluate.json",
         code=ExitCode.UNEXPECTED,
@@ -85,12 +85,12 @@ def _task(
     shown = {name: name.removesuffix(NO_FILTER) for name in scores}
     for name, value in scores.items():
         metric, _, filtered = name.partition(",")
-        each = _of_each(samples, metric) if name.endswith(NO_FILTER) else []
+        of_samples = _of_each(samples, metric) if name.endswith(NO_FILTER) else []
         error = _number(result.get(f"{metric}{STDERR},{filtered}"))
-        if each and math.isclose(float(np.mean(each)), value, rel_tol=1e-6, abs_tol=1e-9):
+        if of_samples and math.isclose(float(np.mean(of_samples)), value, rel_tol=1e-6, abs_tol=1e-9):
             first = first or metric
-            drawn = resampled_sums(range(len(each)), [[one] for one in each])[:, 0] / len(each)
-            intervals[shown[name]] = interval(drawn, len(each))
+            drawn = resampled_sums(range(len(of_samples)), [[score] for score in of_samples])[:, 0] / len(of_samples)
+            intervals[shown[name]] = interval(drawn, len(of_samples))
         elif error is not None:
             intervals[shown[name]] = (value - OF_NORMAL * error, value + OF_NORMAL * error)
     asked = repr([(line["doc_id"], line.get("input"), line.get("target")) for line in samples])
@@ -108,20 +108,20 @@ def _task(
 def _of_each(samples: Sequence[dict[str, object]], metric: str) -> list[float]:
     """The metric of each question; empty where a question has none that is a number."""
     values = [sample.get(metric) for sample in samples]
-    found = [_number(value.get("score") if isinstance(value, dict) else value) for value in values]
-    return [one for one in found if one is not None] if None not in found else []
+    numbers = [_number(value.get("score") if isinstance(value, dict) else value) for value in values]
+    return [number for number in numbers if number is not None] if None not in numbers else []
 
 
 def _answer(sample: dict[str, object], metric: str) -> dict[str, object]:
     """A line of the answers' file. The image is not logged by its content: each question counts as one of its own."""
     (score,) = _of_each([sample], metric)
-    said = sample.get("filtered_resps")
+    responses = sample.get("filtered_resps")
     return {
         "id": str(sample["doc_id"]),
         "slice": "",
         "question": str(sample.get("input", "")),
         "answers": [str(sample.get("target", ""))],
         "image": str(sample["doc_id"]),
-        "prediction": said if isinstance(said, str) else json.dumps(said),
+        "prediction": responses if isinstance(responses, str) else json.dumps(responses),
         "score": score,
     }

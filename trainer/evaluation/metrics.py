@@ -117,16 +117,18 @@ def scores(
             one caption. Without it, each prediction has one reference.
         captions: `auto` adds `cider_d` where answers look like captions.
     """
-    found = exact_match(predictions)
-    groups: list[tuple[str, SliceScores]] = [("", found), *found["slices"].items()]
+    result = exact_match(predictions)
+    groups: list[tuple[str, SliceScores]] = [("", result), *result["slices"].items()]
     for name, group in groups:
         asked = [prediction for prediction in predictions if not name or prediction.slice == name]
         group["vqa_accuracy"] = _mean_of(vqa_accuracy, asked)
         group["anls"] = _mean_of(anls, asked)
-        if captions == "on" or (captions == "auto" and looks_like_captions([one.answer for one in asked])):
+        if captions == "on" or (
+            captions == "auto" and looks_like_captions([prediction.answer for prediction in asked])
+        ):
             together = captioned(asked, image_keys or {})
             group["cider_d"] = fmean(cider_d(together)) if len(together) >= MIN_IMAGES else None
-    return found
+    return result
 
 
 def _mean_of(score: Callable[[str, str], float], predictions: Sequence[Prediction]) -> float | None:
@@ -137,9 +139,13 @@ def _mean_of(score: Callable[[str, str], float], predictions: Sequence[Predictio
 def captioned(predictions: Sequence[Prediction], image_keys: Mapping[tuple[str, int], Hashable]) -> list[Captioned]:
     """Each image with all its expected captions and the model's first one."""
     groups: dict[Hashable, list[Prediction]] = {}
-    for one in predictions:
-        groups.setdefault(image_keys.get((one.id, one.turn), (one.id, one.turn)), []).append(one)
-    return [Captioned(tuple(one.answer for one in group), group[0].prediction) for group in groups.values()]
+    for prediction in predictions:
+        groups.setdefault(
+            image_keys.get((prediction.id, prediction.turn), (prediction.id, prediction.turn)), []
+        ).append(prediction)
+    return [
+        Captioned(tuple(prediction.answer for prediction in group), group[0].prediction) for group in groups.values()
+    ]
 
 
 def baseline_answers(questions: Sequence[Question], slices: Mapping[str, TrainingSlice]) -> list[bool]:
@@ -154,8 +160,8 @@ def baseline_answers(questions: Sequence[Question], slices: Mapping[str, Trainin
 
     def answer(asked: Question) -> str:
         of_slice = slices.get(asked.slice) or slices.get(DEFAULT_SLICE) or TrainingSlice()
-        own = (of_slice.get("question_answers") or {}).get(counted_question(asked.question))
-        return own or of_slice.get("majority_answer") or ""
+        of_question = (of_slice.get("question_answers") or {}).get(counted_question(asked.question))
+        return of_question or of_slice.get("majority_answer") or ""
 
     return [is_right(asked.answer, answer(asked)) for asked in questions]
 
@@ -190,8 +196,8 @@ def vqa_accuracy(answer: str, prediction: str) -> float:
     """1 for equal texts after the normalisation of the VQA evaluation: case, punctuation, articles and the form of
     numbers do not matter. With one reference answer instead of ten (`consensus`).
     """
-    expected, given = (text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'") for text in (answer, prediction))
-    return float(normalise_answer(expected) == normalise_answer(given))
+    expected, predicted = (text.replace("\N{RIGHT SINGLE QUOTATION MARK}", "'") for text in (answer, prediction))
+    return float(normalise_answer(expected) == normalise_answer(predicted))
 
 
 def anls(answer: str, prediction: str) -> float:
@@ -209,11 +215,11 @@ def anls(answer: str, prediction: str) -> float:
     return similarity if similarity > MIN_SIMILARITY else 0.0
 
 
-def levenshtein(one: str, other: str) -> int:
+def levenshtein(first: str, other: str) -> int:
     """Fewest insertions, deletions and replacements of characters that turn one text into the other."""
     letters, places = np.array([ord(letter) for letter in other], np.int64), np.arange(len(other) + 1)
     before = places  # distances from "" to each prefix of `other`
-    for row, letter in enumerate(one, start=1):
+    for row, letter in enumerate(first, start=1):
         now = np.append(row, np.minimum(before[1:] + 1, before[:-1] + (letters != ord(letter))))
         before = np.minimum.accumulate(now - places) + places  # or an insertion
     return int(before[-1])

@@ -42,13 +42,13 @@ _WHOLE = ("'twas", "'ow's'at")
 def _contractions() -> dict[str, str]:
     """Contractions without one of their apostrophes -> with all of them."""
     forms = [f"{word}{end}" for end, words in _CONTRACTED.items() for word in words.split()]
-    found = {
+    contractions = {
         form[:place] + form[place + 1 :]: form
         for form in (*forms, *_WHOLE)
         for place, letter in enumerate(form)
         if letter == "'"
     }
-    return found | {"somebody'd": "somebodyd"}  # as in the program
+    return contractions | {"somebody'd": "somebodyd"}  # as in the program
 
 
 CONTRACTIONS = _contractions()
@@ -77,7 +77,7 @@ def consensus(answers: Sequence[str], prediction: str) -> float:
     Both sides are normalised, as the rules say. The program does not normalise where all answers are equal letter by
     letter, and then calls `Yes` wrong for ten times `yes`.
     """
-    given = normalise_answer(prediction)
-    matches = [normalise_answer(answer) == given for answer in answers]
+    normalised = normalise_answer(prediction)
+    matches = [normalise_answer(answer) == normalised for answer in answers]
     count = sum(matches)
-    return sum(min(1.0, (count - own) / ENOUGH) for own in matches) / len(matches)
+    return sum(min(1.0, (count - match) / ENOUGH) for match in matches) / len(matches)

@@ -77,10 +77,10 @@ def explain(job: JobConfig) -> Explanation:
     prepared = join_uri(job.run.prepared_root, fingerprint(job))
     if open_storage(prepared).stat(DONE) is None:
         return Explanation("data not prepared", uri, 0, 0, description, others)
-    wanted = Index.load(prepared).unique_images()
-    missing = int(wanted.lacking(FeatureShards(uri).images.find).sum())
-    state: State = "hit" if not missing else "miss" if missing == len(wanted) else "part"
-    return Explanation(state, uri, len(wanted), missing, description, others)
+    images = Index.load(prepared).unique_images()
+    missing = int(images.lacking(FeatureShards(uri).images.find).sum())
+    state: State = "hit" if not missing else "miss" if missing == len(images) else "part"
+    return Explanation(state, uri, len(images), missing, description, others)
 
 
 def differences(ours: Mapping[str, object], theirs: Mapping[str, object]) -> dict[str, tuple[object, object]]:
@@ -101,10 +101,10 @@ def _others(root: str, key: str, description: dict[str, object]) -> Iterator[Oth
 
 
 def _flat(description: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    found: dict[str, object] = {}
+    flat: dict[str, object] = {}
     for name, value in description.items():
-        found |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return found
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
 
 
 def _short(value: object) -> str:

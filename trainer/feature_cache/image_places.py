@@ -71,13 +71,13 @@ class ImagePlaces:
     shards: NDArray[np.int32]  # (images,) number of the shard
     places: NDArray[np.int32]  # (images,) place among the shard's images in the order of their hashes
 
-    def find(self, wanted: Iterable[str] | NDArray[np.bytes_]) -> Int64Array:
+    def find(self, requested: Iterable[str] | NDArray[np.bytes_]) -> Int64Array:
         """(wanted,) position of each image, -1 if missing."""
-        hashes = wanted if isinstance(wanted, np.ndarray) else hashes_of(wanted)
+        hashes = requested if isinstance(requested, np.ndarray) else hashes_of(requested)
         if not len(self.images):
             return np.full(len(hashes), -1)
-        found = np.minimum(np.searchsorted(self.images, hashes), len(self.images) - 1)
-        return np.where(self.images[found] == hashes, found, -1)
+        places = np.minimum(np.searchsorted(self.images, hashes), len(self.images) - 1)
+        return np.where(self.images[places] == hashes, places, -1)
 
 
 def open_places(uri: str, files: Sequence[ObjectInfo], read: Read) -> tuple[StoredShards, ImagePlaces]:
@@ -95,14 +95,14 @@ def open_places(uri: str, files: Sequence[ObjectInfo], read: Read) -> tuple[Stor
         return _without_files(read, error)
     try:
         with alone(folder / f"{key[:2]}.lock"):
-            found = _open(folder / key)
-            if found is None:
+            stored = _open(folder / key)
+            if stored is None:
                 _write(folder / key, read())
                 _delete_oldest(folder)
-                found = _open(folder / key)
+                stored = _open(folder / key)
     except OSError as error:  # a full disk, or a folder that cannot be written to or locked
         return _without_files(read, error)
-    return found or _in_memory(read())
+    return stored or _in_memory(read())
 
 
 def _without_files(read: Read, error: UserError | OSError) -> tuple[StoredShards, ImagePlaces]:
@@ -163,9 +163,11 @@ def _write(path: Path, shards: Shards) -> None:
             part.unlink(missing_ok=True)
             raise
     part.replace(path)
-    found = listing.found()
-    content: dict[str, object] = asdict(replace(found, sidecars=())) | {"file": asdict(FileSum.once_a_machine(path))}
-    content["sidecars"] = [[one.shard, one.samples, one.bytes, one.crc32c] for one in found.sidecars]
+    stored = listing.found()
+    content: dict[str, object] = asdict(replace(stored, sidecars=())) | {"file": asdict(FileSum.once_a_machine(path))}
+    content["sidecars"] = [
+        [sidecar.shard, sidecar.samples, sidecar.bytes, sidecar.crc32c] for sidecar in stored.sidecars
+    ]
     path.with_suffix(".json").write_bytes(seal(content))
 
 
@@ -203,8 +205,8 @@ def _open(path: Path) -> tuple[StoredShards, ImagePlaces] | None:
         stop = start + total * ROW[name].itemsize
         columns[name] = np.asarray(mapped[start:stop].view(ROW[name]))
         start = stop
-    found = StoredShards(sidecars, content["tower_sha256"], tuple(content["lost"]))
-    return found, ImagePlaces(columns["image"], columns["shard"], columns["place"])
+    stored = StoredShards(sidecars, content["tower_sha256"], tuple(content["lost"]))
+    return stored, ImagePlaces(columns["image"], columns["shard"], columns["place"])
 
 
 def _in_order(rows: NDArray[np.void]) -> NDArray[np.void]:

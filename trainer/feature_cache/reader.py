@@ -46,12 +46,12 @@ class FeatureShards:
     def __init__(self, uri: str) -> None:
         self.storage: Storage = open_storage(uri)
         files = self.storage.list()
-        found, self.images = open_places(uri, files, lambda: self._complete({info.name: info for info in files}))
+        places, self.images = open_places(uri, files, lambda: self._complete({info.name: info for info in files}))
         # Digest of the weights of the tower that made all features; None for an empty store.
-        self.tower_sha256 = found.tower_sha256
-        self.lost = found.lost  # shards that do not count
-        self.names = [sidecar.shard for sidecar in found.sidecars]
-        self._sidecars = dict(zip(self.names, found.sidecars, strict=True))
+        self.tower_sha256 = places.tower_sha256
+        self.lost = places.lost  # shards that do not count
+        self.names = [sidecar.shard for sidecar in places.sidecars]
+        self._sidecars = dict(zip(self.names, places.sidecars, strict=True))
 
     def sizes(self) -> dict[str, int]:
         return {name: sidecar.bytes for name, sidecar in self._sidecars.items()}
@@ -68,9 +68,9 @@ class FeatureShards:
             fix=f"delete {self.storage.uri(shard)} and its {SIDECAR}; the next run encodes its images again",
         )
 
-    def missing(self, wanted: NDArray[np.bytes_]) -> NDArray[np.bytes_]:
-        """The images without features, in the order of `wanted`: hashes, as of `hashes_of`."""
-        return wanted[self.images.find(wanted) < 0]
+    def missing(self, images: NDArray[np.bytes_]) -> NDArray[np.bytes_]:
+        """The images without features, in the order of `images`: hashes, as of `hashes_of`."""
+        return images[self.images.find(images) < 0]
 
     def require_tower(self, tower_sha256: str) -> None:
         """Raise ConfigError where a tower of other weights has made the features that are there."""
@@ -184,11 +184,11 @@ class FeatureReader:
             if layout.width != width:
                 raise self.shards.damaged(shard, f"its features are {layout.width} wide, those of others {width}")
             with self.files.opened(shard) as handle, os_errors(f"reading {shard}"):
-                for mine in np.flatnonzero(numbers == number).tolist():
-                    target: Any = parts[mine].view(torch.uint8).numpy()  # shares the tensor's memory
-                    read = os.preadv(handle, [target], int(layout.offsets[within[mine]]))
+                for index in np.flatnonzero(numbers == number).tolist():
+                    target: Any = parts[index].view(torch.uint8).numpy()  # shares the tensor's memory
+                    read = os.preadv(handle, [target], int(layout.offsets[within[index]]))
                     if read != target.nbytes:
-                        how = f"features of image {images[mine][:12]}... end after {read} bytes"
+                        how = f"features of image {images[index][:12]}... end after {read} bytes"
                         raise self.shards.damaged(shard, how)
         return features
 
@@ -214,6 +214,6 @@ class FeatureReader:
         return Layout(np.array(offsets), np.array([tensor["shape"][0] for tensor in tensors]), kind[1])
 
 
-def missing_images(uri: str, wanted: Iterable[str]) -> list[str]:
-    """The images (sha256) without features, in the order of `wanted`."""
-    return [digits_of(image) for image in FeatureShards(uri).missing(hashes_of(wanted))]
+def missing_images(uri: str, images: Iterable[str]) -> list[str]:
+    """The images (sha256) without features, in the order of `images`."""
+    return [digits_of(image) for image in FeatureShards(uri).missing(hashes_of(images))]

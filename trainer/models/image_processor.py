@@ -55,7 +55,7 @@ class PixelPreparer:
     def __call__(self, images: Sequence[bytes]) -> Tensor:
         """Encoded images, possibly none -> (images, 3, side, side) in fp32."""
         pixels = empty_values(len(images), 3, self._side, self._side)
-        for_each(lambda one: self._fill(*one), list(zip(images, pixels, strict=True)))
+        for_each(lambda pair: self._fill(*pair), list(zip(images, pixels, strict=True)))
         return torch.from_numpy(pixels)
 
     def _fill(self, data: bytes, place: np.ndarray) -> None:

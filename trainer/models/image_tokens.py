@@ -92,7 +92,7 @@ class ImageForm:
     def marks(self, sizes: Sequence[tuple[int, int]]) -> list[str]:
         """Text of each image of a sample in a prompt. sizes: (width, height) in pixels."""
         if self.published:
-            return [one.text for one in self.published.texts(tuple(sizes))]
+            return [form.text for form in self.published.texts(tuple(sizes))]
         return [self.mark.replace(IMAGE_TOKEN, self._of(size)) for size in sizes]
 
     def replacements(self, sizes: Sequence[tuple[int, int]]) -> list[str]:
@@ -102,7 +102,7 @@ class ImageForm:
     def runs(self, sizes: Sequence[tuple[int, int]], counts: Sequence[int], parts: Sequence[int]) -> list[int]:
         """Lengths of the runs of image tokens in `marks`. counts, parts: tokens and runs of each image."""
         if self.published:
-            return [length for one in self.published.texts(tuple(sizes)) for length in one.runs]
+            return [length for form in self.published.texts(tuple(sizes)) for length in form.runs]
         return [count // part for count, part in zip(counts, parts, strict=True) for _ in range(part)]
 
     def _of(self, size: tuple[int, int]) -> str:
@@ -177,7 +177,7 @@ def _tile_rule(config: ModelConfig, published: PublishedImages) -> dict[str, obj
 def sample_image_tokens(config: ModelConfig) -> Callable[[Sequence[tuple[int, int]]], list[int]]:
     """Counts tokens of each image of a sample, by the sizes of all its images."""
     if published := image_form_of(config).published:
-        return lambda sizes: [sum(one.runs) for one in published.texts(tuple(sizes))]
+        return lambda sizes: [sum(form.runs) for form in published.texts(tuple(sizes))]
     count = image_tokens_of(config)
     return lambda sizes: [count(*size) * patches_in_time(size) for size in sizes]
 

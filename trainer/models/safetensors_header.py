@@ -53,8 +53,8 @@ def require_whole_folder(folder: Path) -> int:
 def read_index(path: Path) -> dict[str, str]:
     """Tensor -> name of its file beside the index. Raises DataError, also for names outside of the folder."""
     try:
-        found = json.loads(read_regular(path, MAX_INDEX_BYTES))
-        files = found["weight_map"]
+        index = json.loads(read_regular(path, MAX_INDEX_BYTES))
+        files = index["weight_map"]
         entries = dict(files.items())
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise _damaged(path, "is no index: it has no weight_map") from error
@@ -84,8 +84,8 @@ def places_in(
     """
     begin = LENGTH_BYTES + int.from_bytes(read(0, LENGTH_BYTES), "little")
     if size_bytes < LENGTH_BYTES or begin > min(size_bytes, LENGTH_BYTES + MAX_HEADER_BYTES):
-        if found := stand_in_of(read(0, min(STAND_IN_BYTES, size_bytes))):
-            raise DataError(f"{file} is {found[0]}", expected="the weights themselves", fix=found[1])
+        if stand_in := stand_in_of(read(0, min(STAND_IN_BYTES, size_bytes))):
+            raise DataError(f"{file} is {stand_in[0]}", expected="the weights themselves", fix=stand_in[1])
         raise _damaged(file, "has no header of safetensors")
     try:
         entries = json.loads(read(LENGTH_BYTES, begin)).items()

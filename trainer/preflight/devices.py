@@ -23,12 +23,12 @@ def require_gpu_each(environment: Mapping[str, str], ranks: int) -> None:
     """
     if not 0 < visible_gpus(environment) < ranks:
         return
-    found = len(look().gpus)
-    if 0 < found < ranks:
+    count = len(look().gpus)
+    if 0 < count < ranks:
         raise UserError(
-            f"{ranks} processes are to train on this machine, and torch sees {found} GPUs",
+            f"{ranks} processes are to train on this machine, and torch sees {count} GPUs",
             expected="a GPU for each process, or none for any",
-            fix=f"start fewer (cluster.processes_per_replica={found}, cluster.replica_count=1), or train on the CPU "
+            fix=f"start fewer (cluster.processes_per_replica={count}, cluster.replica_count=1), or train on the CPU "
             "(CUDA_VISIBLE_DEVICES set to nothing)",
             code=ExitCode.MACHINE,
         )

@@ -131,8 +131,8 @@ class TorchCuda:
         self._torch.cuda.init()
 
     def properties(self, index: int) -> tuple[str, int, tuple[int, int]]:
-        found = self._torch.cuda.get_device_properties(index)
-        return found.name, found.total_memory, (found.major, found.minor)
+        device = self._torch.cuda.get_device_properties(index)
+        return device.name, device.total_memory, (device.major, device.minor)
 
     def device(self, index: int) -> torch.device:
         return self._torch.device("cuda", index)
@@ -148,10 +148,10 @@ class TorchCuda:
 def examine(cuda: Cuda, *, rates: bool = False, driver: str = "") -> FoundGpus:
     """GPUs that torch sees, with a product on each. rates: measure how fast it multiplies large matrices, too."""
     version, of_cuda, nccl = cuda.versions()
-    with warnings.catch_warnings(record=True) as said:  # torch warns, and does not raise, where the driver is too old
+    with warnings.catch_warnings(record=True) as warned:  # torch warns, and does not raise, where the driver is too old
         warnings.simplefilter("always")
         count = cuda.count()
-    reason = "" if count else _why_none(cuda, [str(warning.message) for warning in said])
+    reason = "" if count else _why_none(cuda, [str(warning.message) for warning in warned])
     gpus = tuple(_examined(cuda, index, rates=rates) for index in range(count))
     return FoundGpus(version, of_cuda, nccl, tuple(cuda.arch_list()), driver, reason, gpus)
 
@@ -232,7 +232,7 @@ def look(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8", errors="replace"
     )
     try:
-        answer, said = process.communicate(timeout=timeout_s)
+        answer, errors = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # not subprocess.run, which waits without a limit
@@ -244,8 +244,8 @@ def look(
             code=ExitCode.MACHINE,
         ) from error
     if process.returncode:
-        print(said, file=sys.stderr, flush=True)
-        last = (said.strip().splitlines() or ["nothing printed"])[-1]
+        print(errors, file=sys.stderr, flush=True)
+        last = (errors.strip().splitlines() or ["nothing printed"])[-1]
         raise UserError(
             f"looking at the GPUs ended with code {process.returncode}: {last[:300]}",
             expected="a matrix product on each GPU",
@@ -260,10 +260,10 @@ def main(arguments: Sequence[str], cuda: Cuda | None = None) -> int:
     if cuda is None and importlib.util.find_spec("torch"):
         cuda = TorchCuda()
     if cuda is None or (ANY_PROGRAM in arguments and not cuda.versions()[1]):
-        found = without_torch()
+        result = without_torch()
     else:
-        found = examine(cuda, rates="--rates" in arguments, driver=driver_version())
-    print(json.dumps(asdict(found)), flush=True)
+        result = examine(cuda, rates="--rates" in arguments, driver=driver_version())
+    print(json.dumps(asdict(result)), flush=True)
     return 0
 
 

@@ -107,10 +107,10 @@ def _looked_at(bought: BoughtMachine, *, exact: bool) -> MachineReport:
     except UserError as error:  # recorded as what a machine lacks, and no more than a warning where that is one
         nothing = FoundGpus("", "", "", (), "", error.found, ())
         return MachineReport(bought, nothing, disk_bytes, (Finding(error.found, error.expected, error.fix),))
-    found = [*missing(bought, gpus, disk_bytes, exact=exact)]
+    findings = [*missing(bought, gpus, disk_bytes, exact=exact)]
     if bought.reducers and gpus.cuda:  # an image without torch has an NCCL of its own
-        found += _ignored_plugin()
-    return MachineReport(bought, gpus, disk_bytes, tuple(found))
+        findings += _ignored_plugin()
+    return MachineReport(bought, gpus, disk_bytes, tuple(findings))
 
 
 def _ignored_plugin() -> list[Finding]:
@@ -218,13 +218,13 @@ def _other_kind(bought: BoughtMachine, gpus: FoundGpus, *, exact: bool) -> Findi
     others = sorted({gpu.name for gpu in gpus.gpus if gpu.name and not _is(bought.device, gpu.name)})
     if not bought.device or not others:
         return None
-    found = f"the GPUs here are {', '.join(others)}"
+    finding = f"the GPUs here are {', '.join(others)}"
     if exact:
         expected = f"{bought.accelerator_type}, by which the run was planned and is paid for"
-        return Finding(found, expected, "correct cluster.accelerator_type, so that the plan is that of these GPUs")
+        return Finding(finding, expected, "correct cluster.accelerator_type, so that the plan is that of these GPUs")
     expected = f"{bought.accelerator_type}, whose speed the plan takes; number and memory of the GPUs were compared"
     fix = "set cluster.accelerator_type to their own type if it has one, or kubeflow.node_selector to other nodes"
-    return Finding(found, expected, fix, certain=False)
+    return Finding(finding, expected, fix, certain=False)
 
 
 def _is(device: str, name: str) -> bool:
@@ -246,6 +246,6 @@ def _too_small(bought: BoughtMachine, gpus: FoundGpus) -> Finding | None:
 
 def _error(report: MachineReport) -> UserError:
     first, *others = sorted(report.missing, key=lambda finding: not finding.certain)
-    found = "\n".join([first.found, *(f"  also:     {other.line()}" for other in others)])
+    findings = "\n".join([first.found, *(f"  also:     {other.line()}" for other in others)])
     fix = f"{first.fix}\ncluster.machine_check=warn starts the job all the same"
-    return UserError(found, expected=first.expected, fix=fix, code=ExitCode.MACHINE)
+    return UserError(findings, expected=first.expected, fix=fix, code=ExitCode.MACHINE)

@@ -56,16 +56,16 @@ class NodeReport:
 
     def line(self) -> str:
         """For people: the findings."""
-        found = [f"{self.free_bytes / GIB:,.1f} GiB free for temporary files"]
+        parts = [f"{self.free_bytes / GIB:,.1f} GiB free for temporary files"]
         if self.swept:
-            found.append(f"{self.swept} folders of killed processes deleted there")
+            parts.append(f"{self.swept} folders of killed processes deleted there")
         if self.shared_memory_bytes is not None:
-            found.append(f"{self.shared_memory_bytes / GIB:,.1f} GiB of shared memory")
+            parts.append(f"{self.shared_memory_bytes / GIB:,.1f} GiB of shared memory")
         if self.output_s is not None:
-            found.append(f"output written and read in {1000 * self.output_s:,.0f} ms")
+            parts.append(f"output written and read in {1000 * self.output_s:,.0f} ms")
         if self.clock_ahead_s is not None:
-            found.append(f"clock within {abs(self.clock_ahead_s):,.1f} s")
-        return f"preflight: {', '.join(found)}"
+            parts.append(f"clock within {abs(self.clock_ahead_s):,.1f} s")
+        return f"preflight: {', '.join(parts)}"
 
 
 def check_node(run_uri: str, node: int, machine: MachineReport | None = None) -> NodeReport:

@@ -32,11 +32,11 @@ def devices() -> list[tuple[str, int, tuple[int, int]]] | None:
         return None
     try:
         pynvml.nvmlInit()
-        found = [_device(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+        gpus = [_device(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
         pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return None
-    return found
+    return gpus
 
 
 def _device(nvml: ModuleType, index: int) -> tuple[str, int, tuple[int, int]]:

@@ -54,8 +54,8 @@ class Measured:
     @property
     def product_tflops(self) -> float | None:
         """The slowest GPU's TFLOPS: all ranks wait for that GPU. None without a measurement."""
-        found = [gpu.tflops for gpu in (self.gpus.gpus if self.gpus else ()) if gpu.tflops]
-        return min(found, default=None)
+        rates = [gpu.tflops for gpu in (self.gpus.gpus if self.gpus else ()) if gpu.tflops]
+        return min(rates, default=None)
 
     @property
     def missing(self) -> list[dict[str, str]]:
@@ -137,18 +137,18 @@ def lines(result: dict[str, Any]) -> list[str]:
         lacks = f"({len(missing)} missing)" if fails else f"({len(missing)} missing, cluster.machine_check=warn)"
         verdict = f"a job would {'end' if fails else 'start'} here {lacks}"
     word = "would fail:" if fails else "missing:   "
-    found = [f"  {word} {one['found']}; to do: {one['fix']}" for one in missing]
-    found += [f"  warning:    {text}" for text in result["warnings"] if not _is_of(text, missing)]
+    shown_findings = [f"  {word} {finding['found']}; to do: {finding['fix']}" for finding in missing]
+    shown_findings += [f"  warning:    {text}" for text in result["warnings"] if not _is_of(text, missing)]
     rows = [Row("", "plan", "measured"), *(Row(**row) for row in result["rows"])]
     widths = [max(len(text) for text in column) for column in zip(*((r.what, r.planned) for r in rows), strict=True)]
     shown = [f"  {row.what:<{widths[0]}}  {row.planned:<{widths[1]}}  {row.measured}".rstrip() for row in rows]
     calibration = result["calibration"]
-    kept = [f"  kept for plan.calibrate_from: {calibration['origin']}"] if calibration else []
-    return [head + verdict, *found, *shown, *kept]
+    calibrated = [f"  kept for plan.calibrate_from: {calibration['origin']}"] if calibration else []
+    return [head + verdict, *shown_findings, *shown, *calibrated]
 
 
 def _is_of(warning: str, missing: list[dict[str, str]]) -> bool:
-    return any(warning.startswith(one["found"]) for one in missing)
+    return any(warning.startswith(finding["found"]) for finding in missing)
 
 
 def calibration_by(plan: ProbePlan, measured: Measured) -> Calibration | None:
@@ -220,7 +220,7 @@ def _limit(plan: ProbePlan, progress: Progress) -> Iterator[None]:
 
 def _would_fail(measured: Measured) -> UserError:
     first, *others = measured.missing
-    also = [f"  also:     {one['found']}; to do: {one['fix']}" for one in others]
+    also = [f"  also:     {finding['found']}; to do: {finding['fix']}" for finding in others]
     of_addresses = len(measured.missing) == len(measured.report.get("denied", ()))
     code = ExitCode.NO_PERMISSION if of_addresses else ExitCode.MACHINE
     return UserError("\n".join([first["found"], *also]), expected=first["expected"], fix=first["fix"], code=code)

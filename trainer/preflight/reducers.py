@@ -24,11 +24,11 @@ def reach(address: str, connect_s: float = CONNECT_S) -> str:
     """Reason why this node does not reach "host:port": "" for an answer, else "unknown name" or the error's words."""
     host, _, port = address.rpartition(":")
     try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     except OSError:
         return UNKNOWN_NAME
     reason = ""
-    for *_, where in found:
+    for *_, where in addresses:
         try:
             socket.create_connection((str(where[0]), int(where[1])), timeout=connect_s).close()
         except ConnectionRefusedError:

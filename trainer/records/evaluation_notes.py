@@ -18,9 +18,9 @@ def overlap_sentence(evaluation: Evaluation) -> str:
             evaluation, evaluation.images_like_train, "validation images look like training images", compared
         ),
     ]
-    for name, one in evaluation.benchmarks.items():
+    for name, scores in evaluation.benchmarks.items():
         sentence = f"images of {name} look like training images"
-        notes.append(_share_sentence(one, one.images_like_train, sentence, one.like_train_compared))
+        notes.append(_share_sentence(scores, scores.images_like_train, sentence, scores.like_train_compared))
     if "images_like_train" in evaluation.model_fields_set and evaluation.images_like_train is None:
         notes.append("it is not known which images look like training images: the data was prepared without signatures")
     return "; ".join(filter(None, notes))
@@ -62,10 +62,10 @@ def evaluation_notes(evaluation: Evaluation) -> list[str]:
     if start := evaluation.start:
         notes = [start.sentence(), start.retention.sentence() if start.retention else "", start.note, *notes]
     notes += [scores.sentence(form) for form, scores in evaluation.quantized.items()]
-    for name, one in evaluation.benchmarks.items():
-        if one.cut_answers:
-            limit = f"cut at {_tokens(one.max_new_tokens)}; raise its max_new_tokens"
-            notes.append(f"{_answers_were(one.cut_answers, f' to {name}')} {limit}")
+    for name, benchmark in evaluation.benchmarks.items():
+        if benchmark.cut_answers:
+            limit = f"cut at {_tokens(benchmark.max_new_tokens)}; raise its max_new_tokens"
+            notes.append(f"{_answers_were(benchmark.cut_answers, f' to {name}')} {limit}")
     notes += [_turns_sentence(evaluation), overlap_sentence(evaluation), _memory_sentence(evaluation)]
     notes += [note for name, of_field in evaluation.by_field.items() for note in _field_notes(name, of_field)]
     return [note for note in notes if note]

@@ -64,25 +64,25 @@ def predict(
         job = _job_of(run, root)
         questions = read_questions(source, question, job.data)
         if output:
-            found = predict_all(job, questions, output, batch=batch)
+            predicted = predict_all(job, questions, output, batch=batch)
         else:
             predictor = Predictor.load(job)
     if output:
-        rate = (found.answered + found.failed - found.continued) / max(found.answer_s, 1e-9)
+        rate = (predicted.answered + predicted.failed - predicted.continued) / max(predicted.answer_s, 1e-9)
         if as_json:
-            print_json({"output": str(output), "questions_per_s": rate, **vars(found)})
+            print_json({"output": str(output), "questions_per_s": rate, **vars(predicted)})
             return
-        failed = f", {found.failed:,} images could not be asked about (column error)" if found.failed else ""
-        continued = f", {found.continued:,} of them from before it was stopped" if found.continued else ""
-        if found.not_taken_over:
-            to_stderr(f"note: {found.not_taken_over}")
-        print_lines([f"{found.answered:,} answers in {output}{continued}, {rate:,.1f} a second{failed}"])
+        failed = f", {predicted.failed:,} images could not be asked about (column error)" if predicted.failed else ""
+        continued = f", {predicted.continued:,} of them from before it was stopped" if predicted.continued else ""
+        if predicted.not_taken_over:
+            to_stderr(f"note: {predicted.not_taken_over}")
+        print_lines([f"{predicted.answered:,} answers in {output}{continued}, {rate:,.1f} a second{failed}"])
         return
     batches = predictor.answer(questions, batch=batch)
     if as_json:
         print_json({"answers": [asdict(line) for rows in batches for line in rows]})
         return
-    asks_one = len({one.question for one in questions}) == 1
+    asks_one = len({question.question for question in questions}) == 1
     for line in (line for rows in batches for line in rows):
         asked = "" if asks_one else f"{one_line(line.question)}  "
         text = line.prediction if not line.error else f"not asked: {line.error}"
@@ -228,15 +228,15 @@ def serve(
     with doing(f"asking {check} questions of {run}"):
         questions = validation_questions(run_uri, check)
         if url:
-            found = measure_agreement(questions, ChatServer(url, model).ask)
+            agreement = measure_agreement(questions, ChatServer(url, model).ask)
         else:
             with serving(run_uri, quantized=quantized) as server:
-                found = measure_agreement(questions, ChatServer(f"{server.url}{CHAT_PATH}", server.model).ask)
+                agreement = measure_agreement(questions, ChatServer(f"{server.url}{CHAT_PATH}", server.model).ask)
     if as_json:
-        print_json({"ok": found.share >= min_agreement, **found.as_json()})
+        print_json({"ok": agreement.share >= min_agreement, **agreement.as_json()})
     else:
-        print_lines([found.sentence()])
-    require_agreement(found, min_agreement)
+        print_lines([agreement.sentence()])
+    require_agreement(agreement, min_agreement)
 
 
 def _interrupt(*_: object) -> None:

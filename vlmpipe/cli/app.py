@@ -164,8 +164,10 @@ def check(
     vlmpipe doctor asks for what only the network knows.
     """
     if (config is None) == (job_spec is None):
-        found = "neither a run file nor a job spec given" if config is None else "both a run file and a job spec given"
-        raise ConfigError(found, expected="vlmpipe check CONFIG [a.b=c]..., or vlmpipe check --job-spec FILE")
+        problem = (
+            "neither a run file nor a job spec given" if config is None else "both a run file and a job spec given"
+        )
+        raise ConfigError(problem, expected="vlmpipe check CONFIG [a.b=c]..., or vlmpipe check --job-spec FILE")
     if job_spec is not None:
         raise typer.Exit(_check_job_spec(job_spec, region, as_json))
     assert config is not None
@@ -233,12 +235,12 @@ def plan(
     from vlmpipe.cli.views.plan import print_plan_tables
 
     with doing(f"planning {config}: memory, time and cost"):
-        found = api.plan(settings, target)
+        result = api.plan(settings, target)
     if as_json:
-        print_json(found.as_dict())
+        print_json(result.as_dict())
     else:
-        print_plan_tables(found.as_dict(), verbose=verbose)
-    raise typer.Exit(ExitCode.CONFIG if found.state == "red" else ExitCode.OK)
+        print_plan_tables(result.as_dict(), verbose=verbose)
+    raise typer.Exit(ExitCode.CONFIG if result.state == "red" else ExitCode.OK)
 
 
 def _compare(settings: RunConfig, config: str, overrides: list[str], goal: str, as_json: bool) -> None:
@@ -258,13 +260,13 @@ def _compare(settings: RunConfig, config: str, overrides: list[str], goal: str, 
         if requested is None:
             strategies = compare_strategies(settings, model, load, prices)
         else:
-            found = suggest(settings, model, load, prices, requested)
+            suggestions = suggest(settings, model, load, prices, requested)
     if requested is None:
         print_json(strategies.as_dict()) if as_json else print_strategies(strategies, settings, config, overrides)
     elif as_json:
-        print_json({"goal": goal, **found.as_dict(), "sequence_lengths": [vars(fill) for fill in load.fills]})
+        print_json({"goal": goal, **suggestions.as_dict(), "sequence_lengths": [vars(fill) for fill in load.fills]})
     else:
-        print_suggestions(found, requested, settings, config, overrides)
+        print_suggestions(suggestions, requested, settings, config, overrides)
         if advice := length_advice(load.fills, settings):
             print_lines([advice])
 
@@ -286,8 +288,8 @@ def explain_cache(config: RunFile, overrides: Overrides = None, stage: Stage = "
         from vlmpipe.trainer.feature_cache.explain import explain  # loads torch
 
         paths = RunPaths(run_id=settings.name, root_uri=settings.output.root_uri)
-        found = explain(JobConfig.model_validate(settings.to_run_json(paths)))
-    print_json(found.as_json()) if as_json else print_lines(found.lines())
+        explained = explain(JobConfig.model_validate(settings.to_run_json(paths)))
+    print_json(explained.as_json()) if as_json else print_lines(explained.lines())
 
 
 @app.command()
@@ -383,9 +385,9 @@ def _check_job_spec(path: Path, region: str, as_json: bool) -> int:
     violations = file.check(load_catalog(), region)
     failed = any(violation.severity == "error" for violation in violations)
     if as_json:
-        found = [violation.as_dict() for violation in violations]
+        violation_rows = [violation.as_dict() for violation in violations]
         what = {"job_spec": str(path), "spelling": file.spelling, "not_checked": file.not_checked}
-        print_json({"ok": not failed, **what, "violations": found})
+        print_json({"ok": not failed, **what, "violations": violation_rows})
     else:
         from vlmpipe.cli.views.tables import print_violations
 

@@ -48,10 +48,10 @@ def run_files(incomplete: str) -> list[str]:
     folder, _, name = incomplete.rpartition("/")
     prefix = f"{folder}/" if "/" in incomplete else ""
     pattern = (f"{name}*.y*ml", f"{name}*/*.y*ml")
-    found = [
+    paths = [
         path.relative_to(folder or (prefix or ".")) for entry in pattern for path in Path(prefix or ".").glob(entry)
     ]
-    return sorted(f"{prefix}{path}" for path in found)
+    return sorted(f"{prefix}{path}" for path in paths)
 
 
 def run_ids(context: typer.Context, incomplete: str) -> list[str]:
@@ -60,9 +60,9 @@ def run_ids(context: typer.Context, incomplete: str) -> list[str]:
     from vlmpipe.runs.submitted import SUBMITTED
 
     runs = Path(context.params.get("root") or "runs", "runs")
-    found = [*runs.glob(f"{incomplete}*/"), *SUBMITTED.glob(f"{incomplete}*.json")]
+    paths = [*runs.glob(f"{incomplete}*/"), *SUBMITTED.glob(f"{incomplete}*.json")]
     short = [LAST] if LAST.startswith(incomplete) else []
-    return short + [path.stem for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]
+    return short + [path.stem for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)]
 
 
 RunFile = Annotated[

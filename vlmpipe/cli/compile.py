@@ -36,7 +36,7 @@ def compile_(
         for _, compiled in _compiled(configs, target, output):
             how = "valid, but no run of it can start:" if compiled.unready else "checked"
             print(f"{compiled.path}: {compiled.steps} steps, {compiled.jobs} jobs, {how}")
-            print_lines([f"  {one}" for one in (*compiled.unready, *compiled.unused)])
+            print_lines([f"  {line}" for line in (*compiled.unready, *compiled.unused)])
 
 
 def publish(

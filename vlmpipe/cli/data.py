@@ -63,8 +63,8 @@ def inspect(
     with doing(f"reading samples of {config}"):
         from vlmpipe.trainer.data.prepare.inspect import inspect as inspected
 
-        chat, found = inspected(job, first=first, count=count)
-        samples = list(found)
+        chat, inspected_samples = inspected(job, first=first, count=count)
+        samples = list(inspected_samples)
     if html:
         with doing(f"writing {html}"), os_errors(f"writing {html}"):
             html.write_text(_page(job, samples), encoding="utf-8")
@@ -179,13 +179,13 @@ def audit(
             if has_run
             else _job(Path(run), overrides, stage)
         )
-        found, catalogue = audit_data(AuditRequest(job, uri, has_run, max_samples), progress_on_stderr())
+        audited, catalogue = audit_data(AuditRequest(job, uri, has_run, max_samples), progress_on_stderr())
         name = job.run.run_id
-        files = write_files(output or f"audit-{name}", name, found, catalogue.stored)
+        files = write_files(output or f"audit-{name}", name, audited, catalogue.stored)
     if as_json:
-        print_json(summary_json(found, files))
+        print_json(summary_json(audited, files))
         return
-    print_lines(lines(found, files))
+    print_lines(lines(audited, files))
 
 
 @app.command()
@@ -221,13 +221,13 @@ def fetch(
     with doing(f"fetching {name}"):
         from vlmpipe.drafting.hub_data import fetch as fetch_data
 
-        found = fetch_data(name, folder, subset=subset, revision=revision)
+        fetched = fetch_data(name, folder, subset=subset, revision=revision)
     if as_json:
-        print_json({**vars(found), "folder": str(found.folder)})
+        print_json({**vars(fetched), "folder": str(fetched.folder)})
         return
-    counts = ", ".join(f"{count:,} of {split}" for split, count in found.samples.items())
-    at = f" at commit {found.commit[:12]}" if found.commit else ""
-    size = f"{found.size_bytes / 1e6:,.1f} MB"
+    counts = ", ".join(f"{count:,} of {split}" for split, count in fetched.samples.items())
+    at = f" at commit {fetched.commit[:12]}" if fetched.commit else ""
+    size = f"{fetched.size_bytes / 1e6:,.1f} MB"
     print_lines(
         [f"{folder}: {counts}, {size}{at}", f"  next: vlmpipe init --data {folder} --output {folder.name}.yaml"]
     )

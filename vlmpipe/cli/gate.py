@@ -45,17 +45,17 @@ def _questions(config: RunConfig) -> tuple[int, str]:
     from vlmpipe.planner.plan import plan_basis
 
     most = config.evaluate.max_samples
-    found = None if config.train.trainer else validation_samples(config, plan_basis(config)[1])
-    if not found and not most:
+    samples = None if config.train.trainer else validation_samples(config, plan_basis(config)[1])
+    if not samples and not most:
         raise ConfigError(
             "the number of validation questions is not known",
             expected="prepared data, plan.samples, evaluate.max_samples or --questions",
             fix="for example vlmpipe gate CONFIG --questions 1000",
         )
-    if most and (not found or most < found):
+    if most and (not samples or most < samples):
         return most, "evaluate.max_samples, taken as one question each"
-    assert found
-    return found, "validation samples of the plan, taken as one question each"
+    assert samples
+    return samples, "validation samples of the plan, taken as one question each"
 
 
 def _lines(config: RunConfig, rates: GateRates, origin: str) -> list[str]:

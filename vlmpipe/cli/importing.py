@@ -45,8 +45,8 @@ def import_(
     file is of no kind that can be imported.
     """
     if (file is None) == (not command):
-        found = "neither a file nor --command given" if file is None else "both a file and --command given"
-        raise ConfigError(found, expected="vlmpipe import FILE, or vlmpipe import --command 'torchrun ...'")
+        problem = "neither a file nor --command given" if file is None else "both a file and --command given"
+        raise ConfigError(problem, expected="vlmpipe import FILE, or vlmpipe import --command 'torchrun ...'")
     with doing(f"importing {file or '--command'}"):
         imported = _import(file, command, is_job_spec=job_spec)
     if output:

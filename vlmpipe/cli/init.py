@@ -142,12 +142,12 @@ def docs(
         print_lines([f"{page:<{width}}  {title}" for page, title in titles.items()])
         return
     requested = name.removeprefix("docs/").removesuffix(".md")
-    found = [page for page in pages if requested in (page, page.rpartition("/")[2])]
-    if len(found) != 1:
-        close = found or difflib.get_close_matches(requested, [page.rpartition("/")[2] for page in pages], 3)
+    matches = [page for page in pages if requested in (page, page.rpartition("/")[2])]
+    if len(matches) != 1:
+        close = matches or difflib.get_close_matches(requested, [page.rpartition("/")[2] for page in pages], 3)
         raise ConfigError(
-            f"there {'are several pages' if found else 'is no page'} {requested}",
+            f"there {'are several pages' if matches else 'is no page'} {requested}",
             expected="one of vlmpipe docs",
             fix=f"did you mean {' or '.join(close)}?" if close else "to list them: vlmpipe docs",
         )
-    print(pages[found[0]].read_text(encoding="utf-8"), end="")
+    print(pages[matches[0]].read_text(encoding="utf-8"), end="")

@@ -71,7 +71,7 @@ def prove(
     if proven.broken:
         raise UserError(
             f"{len(proven.broken)} of {len(proven.verdicts)} laws do not hold or could not be checked: "
-            + ", ".join(one.law for one in proven.broken),
+            + ", ".join(breach.law for breach in proven.broken),
             fix="see their causes and cures in the table" if not as_json else "",
             code=ExitCode.REJECTED,
         )

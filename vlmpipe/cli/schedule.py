@@ -63,13 +63,13 @@ def list_command(
     from vlmpipe.pipelines.schedule import schedules_of
 
     with doing(f"reading the schedules on {platform_of(target).title}"), answering_soon():
-        found = schedules_of(load(config, overrides), target).all()
+        schedules = schedules_of(load(config, overrides), target).all()
     if as_json:
-        print_json({"schedules": [live.as_json() for live in found]})
+        print_json({"schedules": [live.as_json() for live in schedules]})
         return
     from vlmpipe.cli.views.tables import print_schedules
 
-    print_schedules(found)
+    print_schedules(schedules)
 
 
 @app.command("pause")

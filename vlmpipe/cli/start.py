@@ -85,7 +85,7 @@ def run(
     from vlmpipe.runs.live_view import view_for
 
     say = to_stderr if as_json else print
-    found = api.run(
+    result = api.run(
         load(config, overrides),
         run_id=run_id,
         fresh=fresh,
@@ -95,8 +95,8 @@ def run(
         say=say,
         raise_on_failure=False,
     )
-    show_end(found, as_json=as_json, fail_on_reject=fail_on_reject)
-    leave(found, fail_on_reject)
+    show_end(result, as_json=as_json, fail_on_reject=fail_on_reject)
+    leave(result, fail_on_reject)
 
 
 def submit(
@@ -138,15 +138,15 @@ def submit(
 ) -> None:
     """Start a run on Vertex AI or Kubeflow and watch it. Plans, compiles, asks before much is spent, and sends it."""
     if bool(config) == bool(job_spec) or (job_spec and only):
-        given = f"{config or 'no run file'}, {'--job-spec' if job_spec else 'no --job-spec'}"
+        arguments = f"{config or 'no run file'}, {'--job-spec' if job_spec else 'no --job-spec'}"
         raise ConfigError(
-            f"found {given}{', --only' if only else ''}",
+            f"found {arguments}{', --only' if only else ''}",
             expected="vlmpipe submit CONFIG [--only train|probe], or vlmpipe submit --job-spec FILE",
         )
     platform = platform_of(target)
     if (job_spec or only) and not platform.takes_jobs:
-        given = "--job-spec" if job_spec else "--only"
-        raise ConfigError(f"{given} is given with --target {target}", expected="a run of the whole pipeline there")
+        option = "--job-spec" if job_spec else "--only"
+        raise ConfigError(f"{option} is given with --target {target}", expected="a run of the whole pipeline there")
     if job_spec or only:
         if fail_on_reject:
             raise ConfigError("--fail-on-reject is given for a job alone, which has no gate", fix="leave it out")
@@ -175,7 +175,7 @@ def submit(
         SubmitOptions(target, run_id, yes, dry_run, detach, as_json, force),
     )
     if watching:
-        found = watch_and_show(
+        result = watch_and_show(
             watching.argument,
             watching.reader(),
             on_service=True,
@@ -183,7 +183,7 @@ def submit(
             as_json=as_json,
             fail_on_reject=fail_on_reject,
         )
-        leave(found, fail_on_reject)
+        leave(result, fail_on_reject)
 
 
 def _submit_spec(path: Path, project: str, location: str, *, yes: bool, dry_run: bool) -> SubmittedJob:
@@ -251,11 +251,11 @@ def _follow_probe(probe: SubmittedProbe, *, detach: bool, plain: bool, as_json: 
         if not as_json:
             print_lines(["", *ended[-1].lines()])
     if as_json:
-        print_json({**probe.as_json(), "ended": [one.as_json() for one in ended], "results": probe.results()})
+        print_json({**probe.as_json(), "ended": [job.as_json() for job in ended], "results": probe.results()})
     else:
         print_lines(probe.result_lines())
         print_lines(note_probes(probe.results(), probe.run_uri.rpartition("/")[2]))
-    raise typer.Exit(next(filter(None, (one.exit_code for one in ended)), 0))
+    raise typer.Exit(next(filter(None, (job.exit_code for job in ended)), 0))
 
 
 def _follow_job(answer: SubmittedJob, *, detach: bool, plain: bool, as_json: bool) -> None:
@@ -267,13 +267,13 @@ def _follow_job(answer: SubmittedJob, *, detach: bool, plain: bool, as_json: boo
         print_json(answer.as_json())
     if started and not detach:
         name, read = started.argument, started.reader()
-        found = watch_and_show(name, read, on_service=True, plain=plain, as_json=as_json)
-        leave(found, fail_on_reject=False)
+        result = watch_and_show(name, read, on_service=True, plain=plain, as_json=as_json)
+        leave(result, fail_on_reject=False)
 
 
-def _refuse_options(given: dict[str, bool], place: str, fix: str) -> None:
-    if found := [name for name, is_given in given.items() if is_given]:
-        raise ConfigError(f"{', '.join(found)} is only for runs {place}", fix=fix)
+def _refuse_options(options: dict[str, bool], place: str, fix: str) -> None:
+    if unused := [name for name, is_given in options.items() if is_given]:
+        raise ConfigError(f"{', '.join(unused)} is only for runs {place}", fix=fix)
 
 
 ALL = (run, submit)

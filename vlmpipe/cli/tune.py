@@ -61,13 +61,13 @@ def tune(
             fix="run the pipeline once, train.max_steps=1 is enough, and add --from RUN; vlmpipe runs lists runs",
         )
     settings = load(config, overrides)
-    found = tuning.require_tuning(settings)
+    tuning_section = tuning.require_tuning(settings)
     search_id = f"{settings.name}-tune-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
     approved: Approved | None = None
     if target == TuneTarget.local:
-        if found.stopping != "none":
-            to_stderr(f"note: tune.stopping {found.stopping} is Vertex AI's; here every trial runs to its end")
-        tuning.points(found)  # an algorithm that is not here is refused before anything is written
+        if tuning_section.stopping != "none":
+            to_stderr(f"note: tune.stopping {tuning_section.stopping} is Vertex AI's; here every trial runs to its end")
+        tuning.points(tuning_section)  # an algorithm that is not here is refused before anything is written
     else:
         platform_of(target.value).check(settings)
         if not dry_run:

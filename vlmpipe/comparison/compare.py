@@ -117,7 +117,7 @@ class Comparison:
             "questions": self.questions,
             "scores": [_row_json(line) for line in self.scores],
             "benchmarks": [_row_json(line) for line in self.benchmarks],
-            "agreement": [asdict(one) for one in self.agreement],
+            "agreement": [asdict(agreement) for agreement in self.agreement],
             "by_field": [asdict(line) for line in self.by_field],
             "disagreements": [asdict(disagreement) for disagreement in self.disagreements],
             "notes": self.notes,
@@ -169,7 +169,11 @@ def compare(sides: Sequence[Side]) -> Comparison:
         len(shared),
         tuple(rows),
         tuple(benchmarks),
-        tuple(_agreement(name, [(one[0], one[place]) for one in right]) for place, name in enumerate(names) if place),
+        tuple(
+            _agreement(name, [(answers[0], answers[place]) for answers in right])
+            for place, name in enumerate(names)
+            if place
+        ),
         by_field.rows,
         tuple(disagreements),
         tuple(notes),
@@ -233,19 +237,21 @@ def _measured(
     count = len(set(groups))
     sums = resampled_sums(groups, np.column_stack([values, np.ones(len(values))]))
     means, resampled = values.mean(axis=0), sums[:, :-1] / sums[:, -1:]
-    found = []
+    measured = []
     for metric in range(metrics):
         runs = [Measured(names[0], float(means[metric]), interval(resampled[:, metric], count))]
         for place in range(1, len(names)):
             column = place * metrics + metric
             difference = float(means[column] - means[metric])
             between = difference_interval(difference, resampled[:, column] - resampled[:, metric], count)
-            own = interval(resampled[:, column], count)
+            measured_interval = interval(resampled[:, column], count)
             runs.append(
-                Measured(names[place], float(means[column]), own, difference, between, _verdict(between, count))
+                Measured(
+                    names[place], float(means[column]), measured_interval, difference, between, _verdict(between, count)
+                )
             )
-        found.append(tuple(runs))
-    return found
+        measured.append(tuple(runs))
+    return measured
 
 
 def _verdict(between: tuple[float, float] | None, images: int) -> Verdict:
@@ -261,8 +267,8 @@ def _benchmarks(sides: Sequence[Side]) -> tuple[list[ScoreRow], list[str]]:
     """The first score of each benchmark that all runs have answered with the same questions, and what is left out."""
     rows, notes = [], list[str]()
     of_each = [side.evaluation.benchmarks for side in sides]
-    for name in dict.fromkeys(name for found in of_each for name in found):
-        described = [found.get(name) or BenchmarkScores() for found in of_each]
+    for name in dict.fromkeys(name for scores in of_each for name in scores):
+        described = [scores.get(name) or BenchmarkScores() for scores in of_each]
         if len({entry.questions_sha256 for entry in described}) > 1:
             notes.append(f"benchmark {name} is left out: not all runs were asked the same questions")
             continue

@@ -22,15 +22,15 @@ class SettingsRow:
 def settings_rows(sides: Sequence[Side]) -> tuple[SettingsRow, ...]:
     """Differences in the order of the run file; then prepared data, and packages that training ran with."""
     contents = [{name: value for name, value in side.settings.items() if name not in ITS_OWN} for side in sides]
-    found: dict[str, list[str]] = {}
+    rows: dict[str, list[str]] = {}
     for number, content in enumerate(contents[1:], start=1):
         for field, first, this in difference_rows(differences(contents[0], content)):
-            found.setdefault(field, [first] * len(contents))[number] = this
+            rows.setdefault(field, [first] * len(contents))[number] = this
     digests = [side.prepared_uri.rstrip("/").rpartition("/")[2] for side in sides]
     if len(set(digests)) > 1:
-        found["prepared data"] = digests
+        rows["prepared data"] = digests
     for package in dict.fromkeys(name for side in sides for name in side.versions):
         of_each = [side.versions.get(package, "not recorded") for side in sides]
         if len(set(of_each)) > 1:
-            found[package] = of_each
-    return tuple(SettingsRow(field, tuple(values)) for field, values in found.items())
+            rows[package] = of_each
+    return tuple(SettingsRow(field, tuple(values)) for field, values in rows.items())

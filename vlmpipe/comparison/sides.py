@@ -112,8 +112,8 @@ def _run_uri(name: str, root: str) -> str:
         return name.rstrip("/")
     name = full_name(name, root)
     folders = (Path(name), Path(join_uri(root, "runs"), name))
-    found = next((folder for folder in folders if (folder / "run.json").is_file()), None)
-    return str(found or submitted_record(name).get("run_uri") or find_run(root, name).folder)
+    run_folder = next((folder for folder in folders if (folder / "run.json").is_file()), None)
+    return str(run_folder or submitted_record(name).get("run_uri") or find_run(root, name).folder)
 
 
 def _side(name: str, run_uri: str) -> Side:

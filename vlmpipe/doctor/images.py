@@ -88,10 +88,10 @@ def _architectures(api: GoogleApi, host: str, name: str, manifest: Mapping[str, 
     """The architectures for which the image has Linux files."""
     if "manifests" in manifest:
         platforms = [object_at(form, "platform") for form in _forms(manifest)]
-        found = [_text_at(platform, "architecture") for platform in platforms if platform.get("os") == "linux"]
+        architectures = [_text_at(platform, "architecture") for platform in platforms if platform.get("os") == "linux"]
     else:
-        found = [_text_at(_settings(api, host, name, manifest), "architecture")]
-    return set(filter(None, found))
+        architectures = [_text_at(_settings(api, host, name, manifest), "architecture")]
+    return set(filter(None, architectures))
 
 
 def _text_at(content: Mapping[str, object], key: str) -> str:

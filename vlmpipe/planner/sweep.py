@@ -121,10 +121,10 @@ class SweepPlan:
         """The bill of all trainings and of what they share; None where a part has none."""
         shared = [plan.bill for plan in self.stages.values() if plan.bill]
         plans = [variant.plan for variant in self.variants.values() if variant.plan]
-        each = [plan.bill for plan in plans if plan.bill]
-        if not self.is_priced or len(shared) < len(self.stages) or len(each) < len(plans):
+        bills = [plan.bill for plan in plans if plan.bill]
+        if not self.is_priced or len(shared) < len(self.stages) or len(bills) < len(plans):
             return None
-        return bill_of_sweep(self.usd, self._storage_usd_per_month(), shared, each * self.starts)
+        return bill_of_sweep(self.usd, self._storage_usd_per_month(), shared, bills * self.starts)
 
     def _storage_usd_per_month(self) -> float | None:
         """Storage of earlier stages, of the features that all trainings share, and of each training."""

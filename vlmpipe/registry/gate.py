@@ -145,12 +145,12 @@ def _limit(
         why, passed = _missing(value, metric if slice_name is None else f"{metric} of slice {slice_name!r}"), False
     else:
         passed = number <= threshold + ROUNDING if upper else number >= threshold - ROUNDING
-        own, other = _apart(number, threshold)
+        ours, other = _apart(number, threshold)
         verdict, bound = ("is within", "allowed") if upper else ("reaches", "required")
         if not passed:
             verdict = "exceeds" if upper else "is below"
         basis = "" if questions is None else f" ({questions:,} questions)"
-        why = f"{name} {own} {verdict} the {bound} {other}{basis}"
+        why = f"{name} {ours} {verdict} the {bound} {other}{basis}"
     return Check(
         name=name,
         metric=metric,
@@ -195,15 +195,15 @@ def _margin(key: Baseline, evaluation: Evaluation, gate: GateConfig, threshold: 
     control = evaluation.controls.get(key)
     of_control = control.exact_match if control else None
     exact_match, baseline = evaluation.exact_match, evaluation.chance if key == "chance" else of_control
-    own, other = _finite(exact_match), _finite(baseline)
-    if own is None or other is None:
+    ours, other = _finite(exact_match), _finite(baseline)
+    if ours is None or other is None:
         why = (
             _missing(exact_match, "exact_match")
-            if own is None
+            if ours is None
             else _missing(baseline, f"exact match of {BASELINE_NAMES[key]}")
         )
         return Check(name=name, metric=metric, threshold=threshold, passed=False, why=why)
-    check = _limit(name, metric, own - other, threshold)  # of a program of others, which leaves shares alone
+    check = _limit(name, metric, ours - other, threshold)  # of a program of others, which leaves shares alone
     return check.model_copy(update={"why": f"{check.why}, by shares alone: the evaluation has no answers to compare"})
 
 
@@ -219,7 +219,9 @@ def _look_alikes(evaluation: Evaluation, threshold: float) -> list[Check]:
     Benchmarks of lmms-eval have none: the evaluation does not see their images.
     """
     name, metric = "share of {} that look like training images", "images_like_train"
-    benchmarks = {name: one for name, one in evaluation.benchmarks.items() if "images" in one.model_fields_set}
+    benchmarks = {
+        name: benchmark for name, benchmark in evaluation.benchmarks.items() if "images" in benchmark.model_fields_set
+    }
     return [
         _overlap(name.format("validation images"), metric, evaluation, threshold),
         *(

@@ -80,7 +80,7 @@ def model_card(config: JobConfig, evaluation: Evaluation, summary: Summary, *, m
         checkpoint: that was exported; "" for the newest one.
     """
     controls = evaluation.controls
-    scored = {name: one.exact_match for name, one in evaluation.slices.items() if one.exact_match is not None}
+    scored = {name: scores.exact_match for name, scores in evaluation.slices.items() if scores.exact_match is not None}
     weakest = min(scored, key=lambda name: scored[name]) if len(scored) > 1 else None
     loss, metadata = evaluation.loss, _metadata(config, evaluation, model)
     card = _template("model_card.md.j2").render(

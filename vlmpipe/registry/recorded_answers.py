@@ -28,12 +28,12 @@ def recorded_answers(run: Storage, champion: Storage) -> PairedCounts | None:
     Questions about the same images are not independent. Raises UserError where which these are cannot be read.
     """
     lines = _lines(run)
-    own, other = _right(lines), _right(_lines(champion))
-    both = sorted(own.keys() & other.keys())
+    ours, other = _right(lines), _right(_lines(champion))
+    both = sorted(ours.keys() & other.keys())
     if not both or len(both) < MIN_SHARE * len(other):
         return None
     groups = image_groups(run, lines)
-    return paired_counts([groups[key[0]] for key in both], [own[key] for key in both], [other[key] for key in both])
+    return paired_counts([groups[key[0]] for key in both], [ours[key] for key in both], [other[key] for key in both])
 
 
 def image_groups(run: Storage, predictions: Sequence[Mapping[str, object]]) -> dict[str, str]:

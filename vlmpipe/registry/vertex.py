@@ -104,7 +104,7 @@ class VertexRegistry:
         """All versions that vlmpipe registered, oldest first."""
         with self._translated_errors():
             result = self._list()
-        return [self._entry(one, model) for one in result if self._is_ours(one)]
+        return [self._entry(version, model) for version in result if self._is_ours(version)]
 
     def register(self, model: str, candidate: Candidate, model_card: str) -> Entry:
         """Copy the candidate's export and `model_card`, and upload them as a new version, without the alias.
@@ -167,25 +167,25 @@ class VertexRegistry:
         )
         return f"{candidate.run_id}/{candidate.checkpoint}" if of_another else candidate.run_id
 
-    def _entry(self, found: api.Model, model: str) -> Entry:
-        if not self._is_ours(found):
+    def _entry(self, version: api.Model, model: str) -> Entry:
+        if not self._is_ours(version):
             raise ConfigError(
-                f"{self._name}@{found.version_id} was not registered by vlmpipe: no {RECORD} next to its model in "
-                f"{found.artifact_uri or 'nowhere'}",
+                f"{self._name}@{version.version_id} was not registered by vlmpipe: no {RECORD} next to its model in "
+                f"{version.artifact_uri or 'nowhere'}",
                 expected=f"a version to compare with under the alias {self._alias}",
                 fix="move the alias to a version that vlmpipe registered, or set register.alias to another one",
             )
-        record = json.loads(open_storage(_parent(found.artifact_uri)).read(RECORD))
+        record = json.loads(open_storage(_parent(version.artifact_uri)).read(RECORD))
         return Entry(
             model=model,
-            version=int(found.version_id),
-            model_uri=found.artifact_uri,
-            resource=f"{self._name}@{found.version_id}",
+            version=int(version.version_id),
+            model_uri=version.artifact_uri,
+            resource=f"{self._name}@{version.version_id}",
             **record,
         )
 
-    def _is_ours(self, found: api.Model) -> bool:
-        uri = found.artifact_uri
+    def _is_ours(self, version: api.Model) -> bool:
+        uri = version.artifact_uri
         return uri.startswith("gs://") and open_storage(_parent(uri)).stat(RECORD) is not None
 
     # ---- Vertex AI
@@ -282,7 +282,7 @@ class VertexRegistry:
         """All versions, oldest first; none where there is no such model."""
         try:
             result = list_all(self._client.list_model_versions, name=self._name)
-            return sorted(result, key=lambda one: int(one.version_id))
+            return sorted(result, key=lambda version: int(version.version_id))
         except exceptions.NotFound:
             return []
 

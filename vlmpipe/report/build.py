@@ -130,7 +130,7 @@ def _reached(files: RunFiles) -> set[str]:
         "samples": files.predictions,
     }
     is_cut_short = tables.outcome(files)["kind"] == "failed" or not files.config
-    return {name for name, found in content.items() if found or not is_cut_short}
+    return {name for name, value in content.items() if value or not is_cut_short}
 
 
 def _config(config: dict[str, object]) -> dict[str, list[tuple[str, object]]]:

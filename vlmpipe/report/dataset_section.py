@@ -41,14 +41,14 @@ def _sources(stats: dict[str, object]) -> list[tuple[str, list[object]]]:
         name: [mapping(content).get(split, {}) for split in ("train", "eval")]
         for name, content in mapping(stats.get("sources")).items()
     }
-    tokens = {name: sum(number(mapping(one).get("tokens")) or 0 for one in splits) for name, splits in sums.items()}
+    tokens = {name: sum(number(mapping(split).get("tokens")) or 0 for split in splits) for name, splits in sums.items()}
     whole = sum(tokens.values()) or 1
     return [
         (
             name,
             [
-                *(number(mapping(one).get("samples")) for one in splits),
-                sum(number(mapping(one).get("images")) or 0 for one in splits),
+                *(number(mapping(split).get("samples")) for split in splits),
+                sum(number(mapping(split).get("images")) or 0 for split in splits),
                 round(100 * tokens[name] / whole, 1),
             ],
         )
@@ -85,12 +85,12 @@ def _coverage(stats: dict[str, object]) -> list[str]:
     lines = [images_sentence(images, without)]
     coverage = mapping(stats.get("coverage"))
     sources = mapping(coverage.get("sources"))
-    for name, one in sources.items():
-        unread = {key: int(number(times) or 0) for key, times in mapping(mapping(one).get("unread")).items()}
+    for name, source in sources.items():
+        unread = {key: int(number(times) or 0) for key, times in mapping(mapping(source).get("unread")).items()}
         if unread:
             of = f" of {name}" if len(sources) > 1 else ""
             lines.append(
-                f"Keys{of}" + not_read(unread, int(number(mapping(one).get("samples")) or 0)).replace(";", "", 1)
+                f"Keys{of}" + not_read(unread, int(number(mapping(source).get("samples")) or 0)).replace(";", "", 1)
             )
     return lines + [str(note) for note in sequence(coverage.get("notes"))]
 

@@ -170,7 +170,7 @@ def _steps(run: _Reader) -> list[StepRecord]:
     """Step records of the last attempt, which began with resolve-run, in the graph's order; unknown steps come last."""
     names = [info.name for info in run.store.list(FOLDER) if info.name.endswith(".json")]
     contents = {name: run.content(name, "that it is named after") for name in names}
-    known = [record for name, one in contents.items() if (record := parse_step(step_of_file(name), one))]
+    known = [record for name, content in contents.items() if (record := parse_step(step_of_file(name), content))]
     rank = {name: index for index, name in enumerate(STEP_ORDER)}
     first_s = next((record.started_s for record in known if record.step == "resolve-run"), 0.0)
     known = [record for record in known if record.started_s >= first_s]

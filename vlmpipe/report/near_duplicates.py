@@ -14,7 +14,7 @@ def recorded_pairs(files: RunFiles) -> list[tuple[str, dict[str, object]]]:
     """The set that each pair is of, "" for the validation split, and the pair as it is recorded."""
     pairs = [("", mapping(pair)) for pair in sequence(mapping(files.stats.get("near_duplicates")).get("pairs"))]
     for name, benchmark in files.evaluation.benchmarks.items():
-        pairs += [(name, one.model_dump(mode="json")) for one in benchmark.pairs_like_train]
+        pairs += [(name, pair.model_dump(mode="json")) for pair in benchmark.pairs_like_train]
     return pairs
 
 

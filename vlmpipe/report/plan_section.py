@@ -41,8 +41,8 @@ def plan_view(files: RunFiles) -> dict[str, object] | None:
     if plan is None:
         return None
     time, cost = plan_of(files)
-    by_term = {term: found for term, found in cost.by_term.items() if term in TERMS}
-    missing = [name for found in by_term.values() if found.possible for name in found.missing]
+    by_term = {term: term_cost for term, term_cost in cost.by_term.items() if term in TERMS}
+    missing = [name for term_cost in by_term.values() if term_cost.possible for name in term_cost.missing]
     return {
         "state": plan.state,
         "symbol": SYMBOLS.get(plan.state, "–"),
@@ -52,9 +52,9 @@ def plan_view(files: RunFiles) -> dict[str, object] | None:
         "terms": list(by_term),
         "term": cost.term,
         "steps": list(_steps(files, by_term, cost.term)),
-        "whole": [_dollars(found.usd) if found.possible else "–" for found in by_term.values()],
+        "whole": [_dollars(term_cost.usd) if term_cost.possible else "–" for term_cost in by_term.values()],
         "missing": list(dict.fromkeys(missing)),
-        "findings": sorted(plan.findings, key=lambda one: str(one.get("severity"))),  # errors come first
+        "findings": sorted(plan.findings, key=lambda finding: str(finding.get("severity"))),  # errors come first
         "notes": list(dict.fromkeys((*plan.notes, *time.assumptions, *cost.assumptions))),
     }
 
@@ -133,25 +133,25 @@ def _steps(files: RunFiles, by_term: dict[str, TermCost], term: str) -> Iterator
     }
     if "train" in took:
         took["train"] = train_seconds(files)
-    own = _costs(by_term.get(term, TermCost()))
-    total = sum(step.usd or 0.0 for step in own.values())
-    for job in dict.fromkeys(job for found in by_term.values() for job in _costs(found)):
-        step = own.get(job, StepCost(job=job))
+    costs = _costs(by_term.get(term, TermCost()))
+    total = sum(step.usd or 0.0 for step in costs.values())
+    for job in dict.fromkeys(job for term_cost in by_term.values() for job in _costs(term_cost)):
+        step = costs.get(job, StepCost(job=job))
         hours, usd = step.hours, step.usd
         yield {
             "job": job,
             "planned": UNKNOWN if hours is None else f"{hours:,.2f} h",
             "took_s": took.get(job.replace("_", "-")),
             "usd": [
-                _dollars(_costs(found).get(job, StepCost(job=job)).usd) if found.possible else "–"
-                for found in by_term.values()
+                _dollars(_costs(term_cost).get(job, StepCost(job=job)).usd) if term_cost.possible else "–"
+                for term_cost in by_term.values()
             ],
             "share": usd / total if usd is not None and total else 0.0,
         }
 
 
-def _costs(found: TermCost) -> dict[str, StepCost]:
-    return {step.job: step for step in found.steps}
+def _costs(term_cost: TermCost) -> dict[str, StepCost]:
+    return {step.job: step for step in term_cost.steps}
 
 
 def _dollars(usd: float | None) -> str:

@@ -40,5 +40,5 @@ def _lines(profile: dict[str, object]) -> dict[str, list[tuple[float, float]]]:
 
 
 def _rows(rows: object, seconds: float) -> list[dict[str, object]]:
-    found = [mapping(line) for line in sequence(rows)]
-    return [{**line, "share": (number(line.get("seconds")) or 0.0) / seconds} for line in found]
+    lines = [mapping(line) for line in sequence(rows)]
+    return [{**line, "share": (number(line.get("seconds")) or 0.0) / seconds} for line in lines]

@@ -23,22 +23,22 @@ NUMBERS = {  # of evaluate.json -> title and unit
 
 def relevance_view(files: RunFiles, images: PreparedImages | None) -> dict[str, object] | None:
     """Numbers, and maps of some questions; None for a model that gets all tokens."""
-    found = files.evaluation.relevance
-    if found is None:
+    relevance = files.evaluation.relevance
+    if relevance is None:
         return None
     rows = [
         {"title": title, "value": value, "unit": unit}
         for name, (title, unit) in NUMBERS.items()
-        if (value := number(found.get(name))) is not None
+        if (value := number(relevance.get(name))) is not None
     ]
     predictions = {(line.get("id"), line.get("turn")): line for line in files.predictions}
     cards = []
-    for one in files.relevance_maps[:SHOWN_MAPS] if images else []:
+    for drawn_map in files.relevance_maps[:SHOWN_MAPS] if images else []:
         assert images is not None
-        embedded, _ = images.embedded(one["id"], 1, MAP_PIXELS)
+        embedded, _ = images.embedded(drawn_map["id"], 1, MAP_PIXELS)
         if not embedded[0].problem:
-            drawn = relevance_map(embedded[0], one["grids"][0], one["relevance"][0], one["cells"][0])
-            cards.append({"map": drawn, "line": predictions.get((one["id"], one["turn"]), {})})
+            drawn = relevance_map(embedded[0], drawn_map["grids"][0], drawn_map["relevance"][0], drawn_map["cells"][0])
+            cards.append({"map": drawn, "line": predictions.get((drawn_map["id"], drawn_map["turn"]), {})})
     return {"rows": rows, "cards": cards}
 
 

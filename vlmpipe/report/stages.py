@@ -25,8 +25,8 @@ def stage_view(name: str, files: RunFiles, charts: list[dict[str, object]]) -> d
 
 def stages_outcome(name: str, files: RunFiles) -> dict[str, str]:
     """How a run ended that did not come to its last stage: as the stage that it came to."""
-    found = outcome(files)
-    return found | {"title": f"{found['title']} in stage {name}" if found["kind"] != "accepted" else "Not finished"}
+    stages = outcome(files)
+    return stages | {"title": f"{stages['title']} in stage {name}" if stages["kind"] != "accepted" else "Not finished"}
 
 
 def _figures(files: RunFiles) -> Iterator[tuple[str, str]]:

@@ -158,7 +158,7 @@ def scatter_chart(spots: Sequence[Spot], *, label: str, x_label: str) -> Markup:
     name = Markup('<text class="spot-name" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>')
     drawn = [axes(frame, x_ticks, y_ticks, x_label), polyline(frame, front, "line")]
     named_at = -math.inf  # where the last name above its spot is
-    for spot in sorted(spots, key=lambda one: (one.is_on_front, one.x)):  # the front is drawn over the others
+    for spot in sorted(spots, key=lambda s: (s.is_on_front, s.x)):  # the front is drawn over the others
         x, y = frame.across(spot.x), frame.down(spot.y)
         numbers = [compact(value) for value in (spot.x, spot.y, spot.low, spot.high)]
         drawn.append(bar.format(x, frame.down(spot.low), frame.down(spot.high)))

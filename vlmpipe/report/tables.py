@@ -135,14 +135,14 @@ def _control_share(control: Control, name: str) -> float | None:
 def benchmark_rows(evaluation: Evaluation) -> list[dict[str, object]]:
     """A line for each score of each benchmark, with its 95 % interval."""
     rows = list[dict[str, object]]()
-    for name, found in evaluation.benchmarks.items():
-        for metric, value in found.scores.items():
-            low, high = found.intervals.get(metric) or (None, None)
+    for name, scores in evaluation.benchmarks.items():
+        for metric, value in scores.scores.items():
+            low, high = scores.intervals.get(metric) or (None, None)
             rows.append(
                 {
                     "name": name,
-                    "format": found.format,
-                    "questions": found.questions,
+                    "format": scores.format,
+                    "questions": scores.questions,
                     "metric": TITLES.get(metric, metric),
                     "value": number(value),
                     "low": number(low),
@@ -165,9 +165,9 @@ def confusions(
     tables: list[tuple[str, Confusion]] = []
     left_out = []
     for name, pairs in sorted(by_slice.items(), key=lambda item: item[0] != shown):
-        found = confusion_of(pairs) if len(tables) < MAX_CONFUSIONS else None
-        if found:
-            tables.append((name, found))
+        confusion = confusion_of(pairs) if len(tables) < MAX_CONFUSIONS else None
+        if confusion:
+            tables.append((name, confusion))
         elif len({normalise(answer) for answer, _ in pairs}) > 1:
             left_out.append(name)
     return tables, left_out
@@ -213,16 +213,16 @@ def split_table(stats: dict[str, object]) -> tuple[list[str], list[tuple[str, li
 def reused(files: RunFiles) -> list[str]:
     """Sentences on the steps that this run reused."""
     names = {"prepare-data": "Prepared data", "cache-features": "Vision features"}
-    found = []
+    steps = []
     for record in files.steps:
         if record.state == "reused":
             what = names.get(record.step, f"The step {record.step}")
             message = f": {record.message}" if record.message else ""
-            found.append(f"{what}{message}.")
+            steps.append(f"{what}{message}.")
     resumed = files.summary.resumed_from_step
     if resumed:
-        found.append(f"Training continued from the checkpoint of step {resumed}.")
-    return found
+        steps.append(f"Training continued from the checkpoint of step {resumed}.")
+    return steps
 
 
 def changed_settings(files: RunFiles) -> list[tuple[str, str, str]]:

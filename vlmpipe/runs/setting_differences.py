@@ -28,9 +28,9 @@ def _values(content: Mapping[str, object], above: str = "") -> Iterator[tuple[st
             yield f"{above}{name}", None if value == {} else value
 
 
-def difference_rows(found: Differences) -> list[tuple[str, str, str]]:
+def difference_rows(differences: Differences) -> list[tuple[str, str, str]]:
     """Field, value before and value now of each difference, for people."""
-    return [(path, _shown(path, was), _shown(path, now)) for path, (was, now) in found.items()]
+    return [(path, _shown(path, was), _shown(path, now)) for path, (was, now) in differences.items()]
 
 
 def _shown(path: str, value: object) -> str:

@@ -74,7 +74,7 @@ def _directed(vectors: Vectors, start: int) -> NDArray[np.int64]:
 
 
 def _put(
-    kept: NDArray[np.generic], rows: NDArray[np.int64], values: NDArray[np.generic], order: NDArray[np.int64]
+    table: NDArray[np.generic], rows: NDArray[np.int64], values: NDArray[np.generic], order: NDArray[np.int64]
 ) -> None:
     """Keep the first values of each row in this order; there may be fewer than are kept."""
-    kept[rows, : order.shape[1]] = np.take_along_axis(values, order, axis=1)
+    table[rows, : order.shape[1]] = np.take_along_axis(values, order, axis=1)

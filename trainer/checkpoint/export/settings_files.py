@@ -67,10 +67,10 @@ def _save_model_settings(
     model.config.save_pretrained(folder)
     generation = model.generation_config.to_diff_dict()
     sampling = published_json(published, GENERATION_CONFIG_NAME)
-    kept = {
+    settings = {
         name: value for name, value in sampling.items() if not name.endswith("token_id") and name not in NOT_SAMPLING
     }
-    _write(folder / GENERATION_CONFIG_NAME, generation | kept)
+    _write(folder / GENERATION_CONFIG_NAME, generation | settings)
 
 
 def serve_older_readers(folder: Path) -> None:
@@ -108,9 +108,9 @@ def _older_rope(rope: dict[str, Any], model_type: str) -> dict[str, object]:
         return _older_rope(rope["full_attention"], "") | local
     if rope.get("rope_type") == AXIAL or "rope_theta" not in rope:
         return {}
-    found = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
-    scaling = {name: value for name, value in rope.items() if name not in found}
-    return found | ({} if scaling == {"rope_type": "default"} else {"rope_scaling": scaling})
+    rope_fields = {name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope}
+    scaling = {name: value for name, value in rope.items() if name not in rope_fields}
+    return rope_fields | ({} if scaling == {"rope_type": "default"} else {"rope_scaling": scaling})
 
 
 def _older_tokenizer(content: dict[str, object], template: str) -> dict[str, object]:

@@ -78,7 +78,7 @@ def quantized_layers(model: PreTrainedModel, form: QuantizedFormat) -> Quantized
 
 
 def _in_layers(name: str, model: nn.Module, decoder: PreTrainedModel) -> bool:
-    prefix = next(found for found, module in model.named_modules() if module is decoder.layers)
+    prefix = next(path for path, module in model.named_modules() if module is decoder.layers)
     return name.startswith(f"{prefix}.") and RECURRENT not in name.split(".")
 
 

@@ -113,8 +113,8 @@ class RelevanceConfig(Section):
     @model_validator(mode="after")
     def _can_work(self) -> RelevanceConfig:
         if self.allocation == "full":
-            if given := [name for name in ("max_tokens", "min_tokens") if getattr(self, name) is not None]:
-                raise ValueError(f"allocation full keeps all tokens: leave {given[0]} out, or choose topk")
+            if bounds := [name for name in ("max_tokens", "min_tokens") if getattr(self, name) is not None]:
+                raise ValueError(f"allocation full keeps all tokens: leave {bounds[0]} out, or choose topk")
             if self.learns:
                 raise ValueError(
                     "allocation full keeps all tokens whatever their relevance, so estimator rloo could not learn: "

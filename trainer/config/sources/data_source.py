@@ -170,9 +170,9 @@ class DataSource(Section):
 
     @model_validator(mode="after")
     def _is_drawn_in_one_way(self) -> DataSource:
-        given = [name for name in ("weight", "samples", "epochs") if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"has {' and '.join(given)}: expected one of weight, samples and epochs")
+        draws = [name for name in ("weight", "samples", "epochs") if getattr(self, name) is not None]
+        if len(draws) > 1:
+            raise ValueError(f"has {' and '.join(draws)}: expected one of weight, samples and epochs")
         return self
 
 

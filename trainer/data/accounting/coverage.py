@@ -47,15 +47,15 @@ class Coverage:
 
     def check(self, source: str) -> None:
         """Raise DataError where samples have media that nothing read. `source` names them for people."""
-        media = [(one, count) for one, count in self.unread.most_common() if one.media]
+        media = [(key, count) for key, count in self.unread.most_common() if key.media]
         if not media:
             return
         lines = [
-            f"  {_shown(one.name)} in {count:,} of {self.samples:,} samples ({share(count, self.samples)}): {one.media}"
-            for one, count in media[:SHOWN]
+            f"  {_shown(key.name)} in {count:,} of {self.samples:,} samples ({share(count, self.samples)}): {key.media}"
+            for key, count in media[:SHOWN]
         ]
         more = [f"  and {len(media) - SHOWN} more"] if len(media) > SHOWN else []
-        names = [one.name for one, _ in media]
+        names = [key.name for key, _ in media]
         raise DataError(
             "\n".join([f"{source} has media that nothing reads and that training would lack", *lines, *more]),
             expected="images under the keys image or images, or as members of a tar that end in the suffix of a format "
@@ -80,7 +80,7 @@ class Coverage:
     def described(self) -> str:
         """One line: images, samples without one, and keys that nothing read with their shares."""
         return images_sentence(self.images, self.without_images) + not_read(
-            {one.name: count for one, count in self.unread.items()}, self.samples
+            {key.name: count for key, count in self.unread.items()}, self.samples
         )
 
 
@@ -187,8 +187,8 @@ class Coverages:
         """Keys that nothing read, with the number of samples that have them, by source; and samples of each source."""
         return {
             name: {
-                "samples": one.samples,
-                "unread": {key.name: count for key, count in one.unread.most_common()},
+                "samples": coverage.samples,
+                "unread": {key.name: count for key, count in coverage.unread.most_common()},
             }
-            for name, one in self.by_source.items()
+            for name, coverage in self.by_source.items()
         }

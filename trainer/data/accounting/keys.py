@@ -117,18 +117,18 @@ class Record(dict[str, Any]):
             record._only("question" if columns.question else "messages")
         images = [dict.pop(record, key, None) for key in columns.image]
         if columns.image:
-            many = [one for value in images for one in (value if isinstance(value, list) else [value])]
+            many = [image for value in images for image in (value if isinstance(value, list) else [value])]
             dict.pop(record, "images", None)
-            dict.__setitem__(record, "image", [one for one in many if not _is_empty(one)])
+            dict.__setitem__(record, "image", [image for image in many if not _is_empty(image)])
         return record
 
     def _rename(self, key: str, name: str) -> None:
         if key != name and dict.get(self, key) is not None:
             dict.__setitem__(self, name, dict.pop(self, key))
 
-    def _only(self, kept: str) -> None:
+    def _only(self, key: str) -> None:
         for name in CONVERSATIONS:
-            if name not in (kept, "answer") and dict.get(self, name) is not None:
+            if name not in (key, "answer") and dict.get(self, name) is not None:
                 self.noted.add(Unread(name, ""))
                 dict.pop(self, name)
 
@@ -186,7 +186,7 @@ class Record(dict[str, Any]):
         left = self.keys() - self.used
         if not left and not self.noted:
             return ()
-        found = set(self.noted)
+        keys = set(self.noted)
         for name in left:
             value = self.peek(name)
             if _is_empty(value):
@@ -205,8 +205,8 @@ class Record(dict[str, Any]):
             elif not media and not has_media and name not in HARMLESS and _is_address(value):
                 media = AN_ADDRESS
             if media or name not in HARMLESS:
-                found.add(Unread(name, media))
-        return tuple(sorted(found))
+                keys.add(Unread(name, media))
+        return tuple(sorted(keys))
 
 
 def require_neutral(name: str, value: object, holder: str) -> None:
@@ -214,7 +214,7 @@ def require_neutral(name: str, value: object, holder: str) -> None:
     if name not in LABEL_KEYS or _is_empty(value):
         return
     neutral = LABEL_KEYS[name]
-    if any(value == one and isinstance(value, bool | int | float) for one in neutral):
+    if any(value == neutral_value and isinstance(value, bool | int | float) for neutral_value in neutral):
         return
     shown = f": {value}" if isinstance(value, bool | int | float) else ""
     message = f"{holder} has {name!r}{shown}, which changes what is learned and is not read"
@@ -243,9 +243,9 @@ def _media_value(value: object, depth: int) -> str:
     if depth and isinstance(value, Mapping):
         if isinstance(value.get("bytes"), bytes):
             return BYTES
-        return next((why for one in list(value.values())[:ITEMS] if (why := _media_value(one, depth - 1))), "")
+        return next((why for item in list(value.values())[:ITEMS] if (why := _media_value(item, depth - 1))), "")
     if depth and isinstance(value, list):
-        return next((why for one in value[:ITEMS] if (why := _media_value(one, depth - 1))), "")
+        return next((why for item in value[:ITEMS] if (why := _media_value(item, depth - 1))), "")
     return ""
 
 
@@ -281,5 +281,5 @@ def _is_empty(value: object) -> bool:
         return True
     # Parquet has every member of a struct in every row, with null where there is nothing.
     if isinstance(value, Mapping):
-        return all(_is_empty(one) for one in value.values())
-    return isinstance(value, list) and len(value) <= ITEMS and all(one is None for one in value)
+        return all(_is_empty(item) for item in value.values())
+    return isinstance(value, list) and len(value) <= ITEMS and all(item is None for item in value)

@@ -42,10 +42,10 @@ def trained_tokens(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> l
     Raises ConfigError for a token that the tokenizer lacks, for added ones where it adds none, and where PEFT could not
     load an adapter with such rows.
     """
-    if not config.lora or not (wanted := config.lora.train_tokens):
+    if not config.lora or not (requested := config.lora.train_tokens):
         return []
-    vocabulary, names = tokenizer.get_vocab(), wanted
-    if wanted == "added" and not (names := tuple(added_tokens(config, tokenizer))):
+    vocabulary, names = tokenizer.get_vocab(), requested
+    if requested == "added" and not (names := tuple(added_tokens(config, tokenizer))):
         raise ConfigError(
             f"model.lora.train_tokens is added, and model.tokenizer {config.tokenizer!r} adds no token to those of the "
             "pretrained model",

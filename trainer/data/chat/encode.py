@@ -142,8 +142,8 @@ class Chat:
 
         Raises ConfigError for one that is no control token, or that ends turns, pads or stands for images.
         """
-        own = {*self.end_tokens, *self.tokenizer.special_tokens_map.values(), self.placeholder, self._image_token}
-        fixed = {token for token in own if isinstance(token, str)}
+        tokens = {*self.end_tokens, *self.tokenizer.special_tokens_map.values(), self.placeholder, self._image_token}
+        fixed = {token for token in tokens if isinstance(token, str)}
         fixed |= {str(token) for token in self.tokenizer.convert_ids_to_tokens(self.vision_token_ids)}
         for token in allowed:
             if token not in self.control_tokens or token in fixed or TURN_TOKEN.search(token):
@@ -189,7 +189,7 @@ class Chat:
     ) -> tuple[Encoded, Encoded]:
         """The conversation with its last answer, and with the rejected one. Only these answers are labelled."""
         rejected = [*turns[:-1], dataclasses.replace(turns[-1], answer=turns[-1].rejected)]
-        chosen, other = (self.encode(each, counts, sizes) for each in (turns, rejected))
+        chosen, other = (self.encode(conversation, counts, sizes) for conversation in (turns, rejected))
         return _last_labelled(chosen), _last_labelled(other)
 
     def prompt(

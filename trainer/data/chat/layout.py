@@ -173,11 +173,11 @@ class _Reading:
         if not self._marks:
             return []
         text = self._rendered(filled(self._shape, [f"{BEFORE}{mark}{AFTER}" for mark in self._marks]))
-        found = re.split(f"[{self._marks[0]}-{self._marks[-1]}]", text)
-        if len(found) != len(pieces):
+        between_marks = re.split(f"[{self._marks[0]}-{self._marks[-1]}]", text)
+        if len(between_marks) != len(pieces):
             raise refused("changes texts")
         sides: list[tuple[str, str]] = []  # left after and before each piece
-        for number, (piece, between) in enumerate(zip(pieces, found, strict=True)):
+        for number, (piece, between) in enumerate(zip(pieces, between_marks, strict=True)):
             after, before = RIGHT if number else [""], LEFT if number < len(self._marks) else [""]
             fitting = [both for both in product(after, before) if both[0] + piece + both[1] == between]
             if not fitting:

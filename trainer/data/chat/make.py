@@ -124,8 +124,8 @@ def read_template(address: str) -> str:
     """A template file, local or in a bucket. Raises ConfigError where there is none."""
     folder, _, name = address.rpartition("/")
     storage = open_storage(folder or ".")
-    found = storage.stat(name) if name not in ("", ".", "..") else None
-    if found is None or found.size_bytes > MAX_TEMPLATE_BYTES:
+    info = storage.stat(name) if name not in ("", ".", "..") else None
+    if info is None or info.size_bytes > MAX_TEMPLATE_BYTES:
         raise ConfigError(
             f"data.chat_template {address!r} is no file, or has more than {MAX_TEMPLATE_BYTES:,} bytes",
             expected="native, vlmpipe, or the address of a Jinja template",
@@ -135,13 +135,13 @@ def read_template(address: str) -> str:
 
 def native_template(source: WeightsConfig, tokenizer: PreTrainedTokenizerFast) -> str:
     """The template that comes with a tokenizer or with the processor beside it. Raises ConfigError for none."""
-    own = published_json(source, PROCESSOR_TEMPLATE).get("chat_template") or tokenizer.chat_template
-    if isinstance(own, dict):
-        own = own.get("default")
-    if not own:
+    template = published_json(source, PROCESSOR_TEMPLATE).get("chat_template") or tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    if not template:
         raise ConfigError(
             f"model.tokenizer {source.weights!r} has no chat template",
             expected="the tokenizer of a chat model",
             fix="set data.chat_template to a template file, or to vlmpipe, the format of models trained from scratch",
         )
-    return str(own)
+    return str(template)

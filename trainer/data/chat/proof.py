@@ -102,8 +102,8 @@ def require_labels(chat: Chat, messages: tuple[Message, ...]) -> None:
     encoded = chat.encode_messages(messages, [1] * images)
     runs = [list(run) for is_label, run in groupby(encoded.labels, lambda label: label != IGNORED) if is_label]
     assert not any(chat.image_token_id in run for run in runs)
-    said = [chat.tokenizer.decode(run, clean_up_tokenization_spaces=False) for run in runs]
+    texts = [chat.tokenizer.decode(run, clean_up_tokenization_spaces=False) for run in runs]
     # Some tokenizers decode without the blank that a text begins with; none may decode to more than the answer.
-    equal = [a.lstrip(" ") == b.lstrip(" ") and len(a) <= len(b) for a, b in zip(said, answers, strict=False)]
-    if len(said) != len(answers) or not all(equal):
-        raise _refused(f"and this tokenizer label {said} where {answers} is answered")
+    equal = [a.lstrip(" ") == b.lstrip(" ") and len(a) <= len(b) for a, b in zip(texts, answers, strict=False)]
+    if len(texts) != len(answers) or not all(equal):
+        raise _refused(f"and this tokenizer label {texts} where {answers} is answered")

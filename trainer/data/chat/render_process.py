@@ -28,7 +28,7 @@ def render(
     if answer is None:
         limits = f"{CPU_S} s of processor time and {MEMORY_BYTES >> 20} MiB of memory"
         raise TemplateError(f"takes more than a template may: {limits} for a conversation")
-    found = json.loads(answer)
-    if "problem" in found:
-        raise TemplateError(found["problem"])
-    return str(found["text"])
+    result = json.loads(answer)
+    if "problem" in result:
+        raise TemplateError(result["problem"])
+    return str(result["text"])

@@ -43,8 +43,8 @@ def _leaves(value: object) -> Iterator[object]:
         yield from value
         value = list(value.values())
     if isinstance(value, list):
-        for one in value:
-            yield from _leaves(one)
+        for item in value:
+            yield from _leaves(item)
     elif value is not None and not isinstance(value, bool):
         yield value
 

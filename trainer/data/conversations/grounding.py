@@ -49,8 +49,8 @@ def with_names(
     odd = next((name for name in named if any(mark in name for mark in MARKS)), None)
     if odd is not None:
         raise _refused(f"objects.ref has a mark in {odd!r}")
-    found = _boxes(holder, _list_of(holder, "bbox", boxes, BOX_MARK), images)
-    return (_filled(turns, NAME_MARK, iter(named)) if named else tuple(turns)), found
+    marked = _boxes(holder, _list_of(holder, "bbox", boxes, BOX_MARK), images)
+    return (_filled(turns, NAME_MARK, iter(named)) if named else tuple(turns)), marked
 
 
 def require_no_marks(turns: Sequence[Turn], *, are_filled: bool) -> None:

@@ -50,8 +50,8 @@ def _numbered(record: Record, key: str) -> Record:
     """Images by the names of their marks, in the order of the marks."""
     images, order = record["image"], []
 
-    def mark(found: re.Match[str]) -> str:
-        order.append(found[0])
+    def mark(match: re.Match[str]) -> str:
+        order.append(match[0])
         return IMAGE_TOKEN
 
     messages = _with_texts(listed(record, key), lambda words: NUMBERED.sub(mark, words))
@@ -68,8 +68,8 @@ def _tagged(record: Record, key: str) -> Record:
         return record
     paths: list[str] = []
 
-    def mark(found: re.Match[str]) -> str:
-        paths.append(found[1].strip())
+    def mark(match: re.Match[str]) -> str:
+        paths.append(match[1].strip())
         return f"{IMAGE_TOKEN}\n"
 
     return record.holding(**{key: _with_texts(messages, lambda words: TAG.sub(mark, words)), "images": paths})
@@ -100,20 +100,20 @@ def media_values(record: Record, kind: Kind) -> list[object]:
     """Values under `kind` and under its plural, which may both be there if they agree. Raises RejectedError."""
     if kind not in record and f"{kind}s" not in record:
         return []
-    one, many = (_as_list(record.get(key), key) for key in (kind, f"{kind}s"))
-    if one and many and one != many:
+    single, many = (_as_list(record.get(key), key) for key in (kind, f"{kind}s"))
+    if single and many and single != many:
         raise RejectedError(RejectCode.RECORD_CONFLICT, f"{kind!r} and '{kind}s' name different files")
-    return one or many
+    return single or many
 
 
 def _as_list(value: object, key: str) -> list[object]:
     if value is None or value == "":
         return []
-    found = value if isinstance(value, list) else [value]
-    odd = next((one for one in found if one is None or one == ""), 0)
+    items = value if isinstance(value, list) else [value]
+    odd = next((item for item in items if item is None or item == ""), 0)
     if odd != 0:
         raise RejectedError(RejectCode.RECORD_FORM, f"{key!r} has {kind_of(odd)} in its list, not a path")
-    return found
+    return items
 
 
 def address_of(value: object, kind: Kind) -> str:

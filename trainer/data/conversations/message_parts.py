@@ -39,18 +39,18 @@ def as_messages(record: Record) -> Record:
     if not record.has(GEMINI):
         return record
     system = _either(record, "systemInstruction", "system_instruction")
-    said: list[tuple[str, Mapping[str, object]]] = []
+    spoken: list[tuple[str, Mapping[str, object]]] = []
     if system:
-        said.append(("system", system if isinstance(system, dict) else {"parts": [{"text": system}]}))
+        spoken.append(("system", system if isinstance(system, dict) else {"parts": [{"text": system}]}))
     for number, content in enumerate(objects(record[GEMINI], GEMINI), 1):
         role = content.get("role", "user")
         if role not in GEMINI_ROLES:
             raise RejectedError(RejectCode.CONV_ROLES, f"{GEMINI} {number} has the role {role!r}, not user or model")
         record.note(content.keys() - {"role", "parts"}, content, GEMINI, f"{GEMINI} {number}")
-        said.append((GEMINI_ROLES[role], content))
+        spoken.append((GEMINI_ROLES[role], content))
     messages = [
-        {"role": role, "content": [_of_gemini(part, record) for part in objects(one.get("parts"), "parts")]}
-        for role, one in said
+        {"role": role, "content": [_of_gemini(part, record) for part in objects(content.get("parts"), "parts")]}
+        for role, content in spoken
     ]
     return record.holding(messages=messages).took("messages")
 
@@ -94,8 +94,8 @@ def _kind_of(part: Mapping[str, object], place: str) -> Kind | None:
     """Kind of a part; None for a text. Parts of DashScope have no type. Raises RejectedError for other kinds."""
     named = part.get("type")
     if named is None:
-        found = [KINDS[key] for key in KINDS if part.get(key) is not None]
-        return found[0] if found else None
+        kinds = [KINDS[key] for key in KINDS if part.get(key) is not None]
+        return kinds[0] if kinds else None
     if named in KINDS:
         return KINDS[named]
     if named in TEXTS:

@@ -90,7 +90,7 @@ def _listed(value: object, name: str) -> dict[str, str]:
     if is_text and len(value) == 1:  # NumPy prints arrays so, without commas, and Python joins their texts
         message = f"{name!r} is a text of one option, maybe of several without commas between them; {IGNORE}"
         raise RejectedError(RejectCode.RECORD_FORM, message)
-    return {letter: _option(one, name) for letter, one in value.items() if one not in (None, "")}
+    return {letter: _option(option, name) for letter, option in value.items() if option not in (None, "")}
 
 
 def _written(words: str) -> object:

@@ -96,10 +96,10 @@ def require_media(
     """Raise RejectedError for a caption of nothing, and for marks of videos or sounds without any."""
     is_caption = not any(record.has(key) for key in SHAPES if key not in CAPTIONS)
     if is_caption and not images and not videos:
-        named = ", ".join(f"{one.name} ({one.media})" for one in unread if one.media)
+        named = ", ".join(f"{key.name} ({key.media})" for key in unread if key.media)
         hint = f"; not read: {named}, which data.columns can name as the image" if named else ""
         raise RejectedError(RejectCode.CONV_NO_MEDIA, f"a caption without an image{hint}")
-    has_none = not images and not videos and not any(one.media for one in unread)
+    has_none = not images and not videos and not any(key.media for key in unread)
     for turn in turns:
         for words in (turn.question, turn.answer):
             if "<" not in words or CLOSING.search(words):
@@ -128,7 +128,9 @@ def with_media(
     marks = re.findall(EITHER_MARK, "".join(text for turn in turns for text in (turn.question, turn.answer)))
     if videos and not images and marks == [IMAGE_TOKEN] * len(videos):
         both = [[text.replace(IMAGE_TOKEN, VIDEO_MARK) for text in (turn.question, turn.answer)] for turn in turns]
-        turns = [replace(turn, question=one, answer=other) for turn, (one, other) in zip(turns, both, strict=True)]
+        turns = [
+            replace(turn, question=question, answer=other) for turn, (question, other) in zip(turns, both, strict=True)
+        ]
         marks = [VIDEO_MARK] * len(videos)
     if videos and VIDEO_MARK not in marks and len(videos) == 1 and turns:
         turns = [replace(turns[0], question=f"{VIDEO_MARK}\n{turns[0].question}"), *turns[1:]]
@@ -141,7 +143,7 @@ def with_media(
     if not videos:
         return tuple(turns), tuple(images)
     stills, clips = iter(images), iter(videos)
-    found = [image for mark in marks for image in (next(clips) if mark == VIDEO_MARK else [next(stills)])]
+    media = [image for mark in marks for image in (next(clips) if mark == VIDEO_MARK else [next(stills)])]
     shown = [[f"<{time_s:.1f} seconds>{IMAGE_TOKEN}" for time_s in of_frames] for of_frames in times_s]
     left = iter(shown or [[IMAGE_TOKEN] * len(frames) for frames in videos])
 
@@ -149,7 +151,7 @@ def with_media(
         return re.sub(VIDEO_MARK, lambda _: "".join(next(left)), words)
 
     placed = [replace(turn, question=filled(turn.question), answer=filled(turn.answer)) for turn in turns]
-    return tuple(placed), tuple(found)
+    return tuple(placed), tuple(media)
 
 
 def identity_of(record: Mapping[str, object], default: str = "") -> str:
@@ -198,8 +200,8 @@ def listed(record: Record, key: str) -> object:
 
 
 def _slices(record: Record, key: str, turns: int) -> list[str]:
-    own = [turn.get("slice") for turn in objects(listed(record, key), key)] if key == "turns" else [None] * turns
-    names = [record.get("slice", DEFAULT_SLICE) if name is None else name for name in own]
+    slices = [turn.get("slice") for turn in objects(listed(record, key), key)] if key == "turns" else [None] * turns
+    names = [record.get("slice", DEFAULT_SLICE) if name is None else name for name in slices]
     names = [DEFAULT_SLICE if name is None else name for name in names]
     if not all(isinstance(name, str) and name for name in names):
         raise RejectedError(RejectCode.RECORD_FORM, f"'slice' must be a name, not {record.get('slice')!r}")
@@ -220,12 +222,14 @@ class _Said:
 
 def _alternating(record: Record, key: str, messages: object) -> list[Turn]:
     """Alternating questions and answers, perhaps after a system message."""
-    said = _spoken(record, key, messages)
-    system = said.pop(0).text if said and said[0].role == "system" else ""
-    asked, answered = said[::2], said[1::2]
-    known = all(one.role in ASKING_ROLES for one in asked) and all(one.role in ANSWER_ROLES for one in answered)
+    spoken = _spoken(record, key, messages)
+    system = spoken.pop(0).text if spoken and spoken[0].role == "system" else ""
+    asked, answered = spoken[::2], spoken[1::2]
+    known = all(message.role in ASKING_ROLES for message in asked) and all(
+        message.role in ANSWER_ROLES for message in answered
+    )
     if len(asked) != len(answered) or not known:
-        roles = [one.role for one in said]
+        roles = [message.role for message in spoken]
         raise RejectedError(RejectCode.CONV_ROLES, f"roles are {roles[:6]}, not human and gpt in turn")
     before: _Said | None = None
     for question, answer in zip(asked, answered, strict=True):
@@ -242,10 +246,10 @@ def _alternating(record: Record, key: str, messages: object) -> list[Turn]:
 
 
 def _spoken(record: Record, key: str, messages: object) -> list[_Said]:
-    said: list[_Said] = []
+    spoken: list[_Said] = []
     for number, message in enumerate(objects(messages, key), 1):
         if plain := _plain_message(message):
-            said.append(plain)
+            spoken.append(plain)
             continue
         place = f"{key} {number}"
         if left := message.keys() - MESSAGE_KEYS:
@@ -260,19 +264,19 @@ def _spoken(record: Record, key: str, messages: object) -> list[_Said]:
         words = "" if calls and content is None else content_text(content, place, record)
         thought = next((message[key] for key in THINKING if message.get(key) is not None), "")
         thinking = text(thought, place) if thought != "" else ""
-        last = said[-1] if said else None
+        last = spoken[-1] if spoken else None
         if role in RESULT_ROLES and last and last.results:
             last.results += (words,)
         elif role in RESULT_ROLES:
-            said.append(_Said(role, "", results=(words,)))
+            spoken.append(_Said(role, "", results=(words,)))
         elif role in CALL_ROLES and last and last.role in ANSWER_ROLES:
             last.calls = [*last.calls, *calls_of_text(words, place)]
             last.is_learned &= flag
         elif role in CALL_ROLES:
-            said.append(_Said(ANSWER_ROLES[0], "", thinking, flag, calls_of_text(words, place)))
+            spoken.append(_Said(ANSWER_ROLES[0], "", thinking, flag, calls_of_text(words, place)))
         else:
-            said.append(_Said(role, words, thinking, flag, calls))
-    return said
+            spoken.append(_Said(role, words, thinking, flag, calls))
+    return spoken
 
 
 def _plain_message(message: Mapping[str, object]) -> _Said | None:
@@ -288,11 +292,11 @@ def _plain_message(message: Mapping[str, object]) -> _Said | None:
 
 def _one_of(message: Mapping[str, object], first: str, second: str, place: str) -> object:
     """The value under one of two keys. Raises RejectedError where both have one and they disagree."""
-    one, other = message.get(first), message.get(second)
-    if one is not None and other is not None and one != other:
+    value, other = message.get(first), message.get(second)
+    if value is not None and other is not None and value != other:
         message_text = f"{place} has {first!r} and {second!r}, which disagree"
         raise RejectedError(RejectCode.RECORD_CONFLICT, message_text)
-    return one if one is not None else other
+    return value if value is not None else other
 
 
 def _chosen(record: Record, asked: str) -> list[Turn]:
@@ -318,7 +322,7 @@ def _completed(record: Record, _: str) -> list[Turn]:
         return [Turn(text(record.get("prompt"), "prompt"), text(completion, "completion"))]
     prompt = objects(listed(record, "prompt") if record.has("prompt") else None, "prompt")
     turns = _alternating(record, "completion", [*prompt, *objects(completion, "completion")])
-    before = sum(one.role in ANSWER_ROLES for one in _spoken(record, "prompt", prompt))
+    before = sum(message.role in ANSWER_ROLES for message in _spoken(record, "prompt", prompt))
     return [replace(turn, is_context=turn.is_context or number < before) for number, turn in enumerate(turns)]
 
 
@@ -330,9 +334,9 @@ def _responded(record: Record, _: str) -> list[Turn]:
     pairs = listed(record, "history") if record.has("history") else []
     if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == PAIR for pair in pairs):
         raise RejectedError(RejectCode.RECORD_FORM, "'history' is no list of pairs of a query and a response")
-    said = [[text(words, f"history {number}") for words in pair] for number, pair in enumerate(pairs, 1)]
+    spoken = [[text(words, f"history {number}") for words in pair] for number, pair in enumerate(pairs, 1)]
     last = Turn(text(record.get("query"), "query"), text(record["response"], "response"))
-    return [*(Turn(question, answer) for question, answer in said), last]
+    return [*(Turn(question, answer) for question, answer in spoken), last]
 
 
 def _last_answer(rejected: object) -> str:

@@ -87,17 +87,17 @@ def _without_nulls(value: object, depth: int = MAX_DEPTH) -> object:
     if not depth:
         raise _refused(f"tools or calls are nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, dict):
-        return {key: _without_nulls(one, depth - 1) for key, one in value.items() if one is not None}
-    return [_without_nulls(one, depth - 1) for one in value] if isinstance(value, list) else value
+        return {key: _without_nulls(item, depth - 1) for key, item in value.items() if item is not None}
+    return [_without_nulls(item, depth - 1) for item in value] if isinstance(value, list) else value
 
 
 def _listed(value: object, place: str) -> list[object]:
     if value is None or value == "":
         return []
-    found = _parsed(value, place) if isinstance(value, str) else value
-    if not isinstance(found, list):
-        raise _refused(f"{place!r} is {kind_of(found)}, not a list")
-    return found
+    tools = _parsed(value, place) if isinstance(value, str) else value
+    if not isinstance(tools, list):
+        raise _refused(f"{place!r} is {kind_of(tools)}, not a list")
+    return tools
 
 
 def _parsed(value: str, place: str) -> object:

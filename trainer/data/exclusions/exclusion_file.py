@@ -50,8 +50,8 @@ def read_exclusions(address: str) -> Exclusions:
         return Exclusions()
     folder, _, name = address.rpartition("/")
     storage = open_storage(folder or ("/" if address.startswith("/") else "."))
-    found = storage.stat(name) if name not in ("", ".", "..") else None
-    if found is None or found.size_bytes > MAX_BYTES:
+    info = storage.stat(name) if name not in ("", ".", "..") else None
+    if info is None or info.size_bytes > MAX_BYTES:
         raise ConfigError(
             f"{FIELD} {address!r} is no file, or has more than {MAX_BYTES:,} bytes",
             expected="JSON Lines with a key id, or CSV with a column id",
@@ -93,12 +93,12 @@ def _of_csv(address: str, lines: Iterable[str]) -> Iterator[str]:
         raise _unreadable(address, str(error)) from error
 
 
-def _identity(address: str, number: int, found: object) -> str:
-    if isinstance(found, int) and not isinstance(found, bool):
-        return str(found)
-    if not isinstance(found, str) or not found:
+def _identity(address: str, number: int, identity: object) -> str:
+    if isinstance(identity, int) and not isinstance(identity, bool):
+        return str(identity)
+    if not isinstance(identity, str) or not identity:
         raise _unreadable(address, f"line {number} has no id")
-    return found
+    return identity
 
 
 def _unreadable(address: str, why: str) -> ConfigError:

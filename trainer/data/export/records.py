@@ -55,7 +55,10 @@ def messages_record(sample: StoredSample, paths: Sequence[str]) -> Record:
 def llava_record(sample: StoredSample, paths: Sequence[str]) -> Record:
     """`conversations` of `from` and `value`; `image` is one path, or a list of several."""
     require_no_tools(sample, "llava")
-    spoken = [{"from": LLAVA_ROLES[one.pop("role")], "value": one.pop("content"), **one} for one in as_stored(sample)]
+    spoken = [
+        {"from": LLAVA_ROLES[message.pop("role")], "value": message.pop("content"), **message}
+        for message in as_stored(sample)
+    ]
     image = {"image": paths[0] if len(paths) == 1 else list(paths)} if paths else {}
     return {"id": sample.id, **image, "conversations": spoken} | _rejected(sample)
 
@@ -88,8 +91,8 @@ def nemo_record(sample: StoredSample, paths: Sequence[str]) -> Record:
     require_no_tools(sample, "nemo")
     _require_no_thinking(sample, "nemo")
     _require_all_learned(sample, "nemo")
-    for found, what in ((sample.rejected, "a rejected answer"), (sample.turns[0].system, "a system text")):
-        if found:
+    for part, what in ((sample.rejected, "a rejected answer"), (sample.turns[0].system, "a system text")):
+        if part:
             raise _lacking("nemo", sample, what)
     return llama_factory_record(sample, paths)
 
@@ -134,7 +137,7 @@ def _marked(sample: StoredSample) -> list[Record]:
 def _flagged(messages: Sequence[Message]) -> list[Record]:
     """Messages of a role and a text, with ms-swift's `loss: false` at answers that are no labels."""
     chat = zip(as_chat(messages, ROLES), messages, strict=True)
-    return [{**one, **({"loss": False} if message.is_context else {})} for one, message in chat]
+    return [{**content, **({"loss": False} if message.is_context else {})} for content, message in chat]
 
 
 def _rejected(sample: StoredSample) -> Record:

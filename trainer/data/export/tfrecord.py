@@ -31,8 +31,8 @@ def example(features: Mapping[str, Sequence[bytes]]) -> bytes:
 
 
 def _masked_sum(data: bytes) -> bytes:
-    found = crc32c_of(data)
-    return struct.pack("<I", (((found >> 15) | (found << 17)) + MASK_DELTA) & 0xFFFFFFFF)
+    checksum = crc32c_of(data)
+    return struct.pack("<I", (((checksum >> 15) | (checksum << 17)) + MASK_DELTA) & 0xFFFFFFFF)
 
 
 def _field(number: int, data: bytes) -> bytes:

@@ -90,27 +90,27 @@ class FetchedImages:
 
     def content(self, name: str) -> str:
         """Identity of the image of an ImageRef's name."""
-        found = self._object(name.removeprefix(WEB).partition(".")[0])
-        return f"{found[0]} {found[1]}" if found else "missing"
+        entry = self._object(name.removeprefix(WEB).partition(".")[0])
+        return f"{entry[0]} {entry[1]}" if entry else "missing"
 
     def size_bytes(self, key: str) -> int:
-        found = self._object(key)
-        return found[0] if found else 0
+        entry = self._object(key)
+        return entry[0] if entry else 0
 
     def _size(self, key: str) -> int:
         return self.size_bytes(key)
 
     def _known(self, key: str, address: str) -> str:
-        found = self._object(key)
-        if found is None:
+        entry = self._object(key)
+        if entry is None:
             raise _not_fetched(address)
-        return f"{found[0]} {found[1]}"
+        return f"{entry[0]} {entry[1]}"
 
     def _read(self, key: str, address: str) -> bytes:
-        found = self._object(key)
-        if found is None or self._storage is None:
+        entry = self._object(key)
+        if entry is None or self._storage is None:
             raise _not_fetched(address)
-        size, checksum = found
+        size, checksum = entry
         name = f"{IMAGES}/{key[:2]}/{key}-{size}-{checksum}"
         if size > self._max_bytes:
             message = f"{size} bytes, more than data.max_image_bytes {self._max_bytes}"
@@ -127,10 +127,10 @@ class FetchedImages:
     def _object(self, key: str) -> tuple[int, int] | None:
         """Size and CRC32C."""
         with self._lock:
-            found: tuple[int, int] | None = (
+            entry: tuple[int, int] | None = (
                 self._listed().execute("SELECT bytes, crc32c FROM images WHERE key = ?", (key,)).fetchone()
             )
-        return found
+        return entry
 
     def _listed(self) -> sqlite3.Connection:
         """Tables of the store's objects, from one listing. Hold the lock."""

@@ -79,16 +79,16 @@ def parsed(address: str) -> WebAddress:
 
 def is_public(address: str) -> bool:
     """Return whether an IP address is one of the public internet, also where IPv6 holds an IPv4 address."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address):
-        inner = found.ipv4_mapped or found.sixtofour
-        if found in TRANSLATED:
-            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+    parsed = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(parsed, ipaddress.IPv6Address):
+        inner = parsed.ipv4_mapped or parsed.sixtofour
+        if parsed in TRANSLATED:
+            inner = ipaddress.IPv4Address(int(parsed) & 0xFFFFFFFF)
         if inner:
             return is_public(str(inner))
-        if found not in UNICAST:
+        if parsed not in UNICAST:
             return False
-    return found.is_global and not found.is_multicast and found not in PROTOCOLS
+    return parsed.is_global and not parsed.is_multicast and parsed not in PROTOCOLS
 
 
 def public_addresses(address: WebAddress) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
@@ -97,8 +97,8 @@ def public_addresses(address: WebAddress) -> list[tuple[socket.AddressFamily, tu
 
     Connect to one of these and not to the name, which may mean another address when it is asked again.
     """
-    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    places = [(family, (str(place[0]), int(place[1]))) for family, _, _, _, place in found]
+    results = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    places = [(family, (str(place[0]), int(place[1]))) for family, _, _, _, place in results]
     private = next((ip for _, (ip, _) in places if not is_public(ip)), "")
     if private:
         raise AddressError(f"{address.host} is {private}, which is no public address")

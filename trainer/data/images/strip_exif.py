@@ -57,7 +57,7 @@ def damaged_chunk(data: bytes) -> str:
 
 def _jpeg(data: bytes) -> bytes | None:
     """Filter the segments up to the end of the image. Any number of fill bytes may stand before a marker."""
-    kept, at = [data[:2]], 2
+    parts, at = [data[:2]], 2
     while True:
         while data[at + 1 : at + 2] == b"\xff":
             at += 1
@@ -65,7 +65,7 @@ def _jpeg(data: bytes) -> bytes | None:
             return None
         marker = data[at + 1]
         if marker == JPEG_END:
-            return b"".join([*kept, data[at : at + 2]])
+            return b"".join([*parts, data[at : at + 2]])
         if marker in JPEG_WITHOUT_LENGTH or at + 4 > len(data):
             return None
         stop = at + 2 + int(struct.unpack(">H", data[at + 2 : at + 4])[0])
@@ -76,19 +76,19 @@ def _jpeg(data: bytes) -> bytes | None:
             stop = following.start()
         segment = data[at:stop]
         if marker == JPEG_APP0 and segment[4:].startswith(JFIF) and len(segment) >= 2 + JFIF_BYTES:
-            kept.append(segment[:2] + struct.pack(">H", JFIF_BYTES) + segment[4:JFIF_BYTES] + bytes(2))
+            parts.append(segment[:2] + struct.pack(">H", JFIF_BYTES) + segment[4:JFIF_BYTES] + bytes(2))
         elif marker in JPEG_KEPT or (marker in KEPT_DATA and segment[4:].startswith(KEPT_DATA[marker])):
-            kept.append(segment)
+            parts.append(segment)
         at = stop
 
 
 def _png(data: bytes) -> bytes | None:
-    kept = [PNG_SIGNATURE]
+    parts = [PNG_SIGNATURE]
     for kind, chunk in _png_chunks(data):
         if kind in PNG_KEPT:
-            kept.append(chunk)
+            parts.append(chunk)
         if kind == b"IEND":
-            return b"".join(kept) if len(chunk) == 12 else None
+            return b"".join(parts) if len(chunk) == 12 else None
     return None
 
 
@@ -104,7 +104,7 @@ def _png_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _webp(data: bytes) -> bytes | None:
-    kept, at = [], 12
+    parts, at = [], 12
     end = min(len(data), 8 + int(struct.unpack("<I", data[4:8])[0]))
     while at + 8 <= end:
         kind, size = data[at : at + 4], int(struct.unpack("<I", data[at + 4 : at + 8])[0])
@@ -117,7 +117,7 @@ def _webp(data: bytes) -> bytes | None:
                 return None
             chunk = chunk[:8] + bytes([chunk[8] & (WEBP_ICC | WEBP_ALPHA)]) + chunk[9:]
         if kind in WEBP_KEPT:
-            kept.append(chunk)
+            parts.append(chunk)
         at = stop
-    content = b"WEBP" + b"".join(kept)
+    content = b"WEBP" + b"".join(parts)
     return b"RIFF" + struct.pack("<I", len(content)) + content

@@ -58,7 +58,7 @@ class NearDuplicates:
         bands = _bands(others)
         done = 0
         while done < len(others) and self.comparisons_left > 0:
-            counts = sum((each for _, each in self._spans(bands[done:])), np.zeros(len(others) - done, np.int64))
+            counts = sum((matches for _, matches in self._spans(bands[done:])), np.zeros(len(others) - done, np.int64))
             ahead = max(1, int(np.searchsorted(np.cumsum(counts), COMPARED_AT_ONCE)))
             rows = slice(done, done + ahead)
             self.comparisons_left -= int(counts[:ahead].sum())

@@ -60,13 +60,13 @@ def image_signature(image: Image.Image, box: Box | None = None) -> bytes:
     return np.packbits(2 * waves > middle.sum()).tobytes() + colours.tobytes()
 
 
-def hash_distance(one: Signatures, other: Signatures) -> NDArray[np.int64]:
+def hash_distance(first: Signatures, other: Signatures) -> NDArray[np.int64]:
     """(pairs,) bits in which two hashes differ."""
-    words = [np.ascontiguousarray(side[:, :HASH_BYTES]).view(np.uint64) for side in (one, other)]
+    words = [np.ascontiguousarray(side[:, :HASH_BYTES]).view(np.uint64) for side in (first, other)]
     return np.bitwise_count(words[0] ^ words[1]).sum(axis=1, dtype=np.int64)
 
 
-def colour_distance(one: Signatures, other: Signatures) -> NDArray[np.float64]:
+def colour_distance(first: Signatures, other: Signatures) -> NDArray[np.float64]:
     """(pairs,) mean difference of colours, of 255."""
-    colours = [side[:, HASH_BYTES:].astype(np.int16) for side in (one, other)]
+    colours = [side[:, HASH_BYTES:].astype(np.int16) for side in (first, other)]
     return np.abs(colours[0] - colours[1]).mean(axis=1)

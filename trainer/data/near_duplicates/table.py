@@ -76,7 +76,7 @@ def like_train(table: Path, searched: Mapping[str, bytes], max_comparisons: int 
     grow with it.
     """
     named = sorted((name, signature) for name, signature in searched.items() if signature)
-    found: dict[str, tuple[str, int, int]] = {}
+    nearest: dict[str, tuple[str, int, int]] = {}
     compared = 0
     pairs = len(named) * sum(map(len, _training_images(table)))
     for start in range(0, len(named), MAX_SEARCHED):
@@ -92,8 +92,8 @@ def like_train(table: Path, searched: Mapping[str, bytes], max_comparisons: int 
         sources = _lines_at(table, set(search.found[places].tolist()))
         for place in places.tolist():
             line = sources[int(search.found[place])]
-            found[names[place]] = (line["id"], line["image"], int(search.distances[place]))
-    return LikeTrain(len(named), len(searched) - len(named), found, compared / pairs if pairs else 1.0)
+            nearest[names[place]] = (line["id"], line["image"], int(search.distances[place]))
+    return LikeTrain(len(named), len(searched) - len(named), nearest, compared / pairs if pairs else 1.0)
 
 
 def validation_images(table: Path) -> dict[str, tuple[str, int, bytes]]:
@@ -133,9 +133,9 @@ def _training_images(table: Path) -> Iterator[pa.RecordBatch]:
 
 def _lines_at(table: Path, numbers: set[int]) -> dict[int, dict[str, Any]]:
     """Training images by their numbers."""
-    found, first = {}, 0
+    by_place, first = {}, 0
     for lines in _training_images(table):
         for place in sorted(number - first for number in numbers if first <= number < first + len(lines)):
-            found[first + place] = lines.slice(place, 1).to_pylist()[0]
+            by_place[first + place] = lines.slice(place, 1).to_pylist()[0]
         first += len(lines)
-    return found
+    return by_place

@@ -25,15 +25,15 @@ class Obstacle:
 def obstacles(job: JobSections) -> Iterator[Obstacle]:
     """The settings with which samples cannot share a prefix."""
     data, model, train = job.data, job.model, job.train
-    one = "one of the two"
+    either = "one of the two"
     if not data.pack:
         yield Obstacle("data.pack false, which gives each sample its own sequence", "pack true")
     if model.relevance:
-        yield Obstacle("model.relevance, whose kept image tokens depend on the question", one)
+        yield Obstacle("model.relevance, whose kept image tokens depend on the question", either)
     if model.lora and model.lora.dropout:
         yield Obstacle("model.lora.dropout, which would be drawn once for all samples of a prefix", "dropout 0")
     if train.router_loss:
-        yield Obstacle("train.router_loss, which would count the tokens of a prefix once", one)
+        yield Obstacle("train.router_loss, which would count the tokens of a prefix once", either)
     if train.trainer:
         yield Obstacle("train.trainer, whose program packs by itself", "share_prefix off")
 

@@ -98,9 +98,9 @@ def digests_of(values: Sequence[bytes]) -> NDArray[np.uint8]:
 
 def repeat_before(rows: Rows) -> NDArray[np.bool_]:
     """(rows,) whether each has the digest of the row before."""
-    found = np.zeros(len(rows), np.bool_)
-    found[1:] = (rows["high"][1:] == rows["high"][:-1]) & (rows["low"][1:] == rows["low"][:-1])
-    return found
+    repeated = np.zeros(len(rows), np.bool_)
+    repeated[1:] = (rows["high"][1:] == rows["high"][:-1]) & (rows["low"][1:] == rows["low"][:-1])
+    return repeated
 
 
 def digest_bytes(rows: Rows) -> list[bytes]:

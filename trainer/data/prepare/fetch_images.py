@@ -82,26 +82,26 @@ def fetch_images(config: JobConfig, progress: Progress, download: Download | Non
     store = FetchedImages(data.fetched_folder, data.max_image_bytes)
     over_http = Downloader(data.max_image_bytes)
     download = download or (lambda address: with_retries(over_http, address))
-    found, start_s = Fetched(), time.monotonic()
+    fetched, start_s = Fetched(), time.monotonic()
     addresses = _addresses(data, progress)
-    (found.addresses,) = next(addresses.execute("SELECT count(*) FROM addresses"))
-    _require_few(found.addresses, data)
+    (fetched.addresses,) = next(addresses.execute("SELECT count(*) FROM addresses"))
+    _require_few(fetched.addresses, data)
     try:
         rows: Iterator[tuple[str, str]] = addresses.execute("SELECT key, address FROM addresses ORDER BY rowid")
         results = in_parallel(lambda row: _fetched(store, download, *row), rows, threads=THREADS)
         for done, (address, is_new, size_bytes, reason) in enumerate(results, 1):
             if reason:
-                found.fail(address, reason)
-            found.now += is_new and not reason
-            found.before += not is_new and not reason
-            found.bytes += size_bytes
-            failed = found.failed.total()
-            progress.update(done, found.addresses, unit="images", message=f"fetching, {failed} failed")
-            _check(found, data, time.monotonic() - start_s)
+                fetched.fail(address, reason)
+            fetched.now += is_new and not reason
+            fetched.before += not is_new and not reason
+            fetched.bytes += size_bytes
+            failed = fetched.failed.total()
+            progress.update(done, fetched.addresses, unit="images", message=f"fetching, {failed} failed")
+            _check(fetched, data, time.monotonic() - start_s)
     finally:
-        found.seconds = round(time.monotonic() - start_s, 1)
-        write_record(open_storage(config.run.run_uri), REPORT, found.as_json(), indent=1)
-    return found
+        fetched.seconds = round(time.monotonic() - start_s, 1)
+        write_record(open_storage(config.run.run_uri), REPORT, fetched.as_json(), indent=1)
+    return fetched
 
 
 def _addresses(data: DataConfig, progress: Progress) -> sqlite3.Connection:
@@ -141,24 +141,24 @@ def _require_few(addresses: int, data: DataConfig) -> None:
         )
 
 
-def _check(found: Fetched, data: DataConfig, seconds: float) -> None:
-    if found.bytes > data.max_fetched_gib * GIB:
-        raise _bound(found, f"more than data.max_fetched_gib {data.max_fetched_gib:g}", "max_fetched_gib")
+def _check(fetched: Fetched, data: DataConfig, seconds: float) -> None:
+    if fetched.bytes > data.max_fetched_gib * GIB:
+        raise _bound(fetched, f"more than data.max_fetched_gib {data.max_fetched_gib:g}", "max_fetched_gib")
     if seconds > data.max_fetch_hours * HOUR_S:
-        raise _bound(found, f"longer than data.max_fetch_hours {data.max_fetch_hours:g}", "max_fetch_hours")
-    if found.failed.total() == HOPELESS and not found.now + found.before:
-        reason, _ = found.failed.most_common(1)[0]
+        raise _bound(fetched, f"longer than data.max_fetch_hours {data.max_fetch_hours:g}", "max_fetch_hours")
+    if fetched.failed.total() == HOPELESS and not fetched.now + fetched.before:
+        reason, _ = fetched.failed.most_common(1)[0]
         raise UserError(
-            f"none of the first {HOPELESS} addresses could be fetched: {found.examples[reason][0]} {reason}",
+            f"none of the first {HOPELESS} addresses could be fetched: {fetched.examples[reason][0]} {reason}",
             expected="a machine that reaches the public internet without a proxy, and addresses that still exist",
             fix="try one of the addresses from the machine of this step; private addresses are never asked",
             code=ExitCode.UNAVAILABLE,
         )
 
 
-def _bound(found: Fetched, bound: str, name: str) -> DataError:
+def _bound(fetched: Fetched, bound: str, name: str) -> DataError:
     return DataError(
-        f"fetching images takes {bound}, after {found.now + found.before:,} of {found.addresses:,} addresses",
+        f"fetching images takes {bound}, after {fetched.now + fetched.before:,} of {fetched.addresses:,} addresses",
         expected="no more than the run file allows; what was fetched is kept",
         fix=f"raise data.{name} and run again, which continues from there, or use fewer records (data.max_samples)",
     )

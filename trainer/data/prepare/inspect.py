@@ -57,9 +57,9 @@ def inspect(config: JobConfig, *, first: int, count: int) -> tuple[Chat, Iterato
     excluded = read_exclusions(config.data.exclude).ids
     results = (validator(final_entry(record, NEW, "train", excluded)) for record in records)
     return chat, (
-        _inspected(chat, one)
+        _inspected(chat, sample)
         for result in results
-        for one in ([result] if isinstance(result, Reject) else result.samples)
+        for sample in ([result] if isinstance(result, Reject) else result.samples)
     )
 
 

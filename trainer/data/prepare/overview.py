@@ -68,8 +68,8 @@ def overview(prepared_uri: str, data: DataConfig) -> Overview:
             met.add(number, of_source)
     sizes = [source.train_samples for source in sources]
     draws = draws_of(data, sizes, 0) if data.sources else sizes
-    for one, drawn in zip(sources, draws, strict=True):
-        one.epoch_tokens = drawn * one.train_tokens / max(1, one.train_samples)
+    for its_source, drawn in zip(sources, draws, strict=True):
+        its_source.epoch_tokens = drawn * its_source.train_tokens / max(1, its_source.train_samples)
     return Overview(tuple(sources), tuple(met.shared([source.name for source in sources])))
 
 
@@ -101,7 +101,7 @@ class _Met:
         digests = [(CONTENT, lines.column("content")), (IMAGE, lines.column("images").flatten().field("sha256"))]
         self._table.executemany(
             "INSERT INTO met VALUES (?, ?, ?, 1) ON CONFLICT DO UPDATE SET times = times + 1",
-            ((kind, one[:16], source) for kind, column in digests for one in column.to_pylist()),
+            ((kind, digest[:16], source) for kind, column in digests for digest in column.to_pylist()),
         )
 
     def shared(self, names: list[str]) -> Iterator[Shared]:

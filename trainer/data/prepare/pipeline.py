@@ -136,8 +136,8 @@ def _notes(stats: dict[str, Any], data: DataConfig) -> str:
     coverage = stats.get("coverage", {})
     unread: Counter[str] = Counter()
     sources = coverage.get("sources", {}).values()
-    for one in sources:
-        unread.update(one["unread"])
+    for prepared in sources:
+        unread.update(prepared["unread"])
     keys = not_read(dict(unread), sum(source["samples"] for source in sources))
     near = stats["near_duplicates"]
     similar = f"{near['eval_images']:,} of {near['searched']:,} validation images look like training images"
@@ -228,8 +228,8 @@ def _build(config: JobConfig, source: Source, identity: str, place: Path, progre
 
 
 def _coverage(plan: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads((plan / COVERAGE).read_text(encoding="utf-8"))
-    return found
+    coverage: dict[str, object] = json.loads((plan / COVERAGE).read_text(encoding="utf-8"))
+    return coverage
 
 
 def _planned(

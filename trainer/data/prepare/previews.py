@@ -108,7 +108,7 @@ class ContactSheet:
         """Write `contact_sheet.json` and the thumbnails that it names."""
         (folder / SHEET_FOLDER).mkdir()
         lines = []
-        for number, (_, _, record, images) in enumerate(sorted(self._kept, key=lambda kept: kept[1])):
+        for number, (_, _, record, images) in enumerate(sorted(self._kept, key=lambda entry: entry[1])):
             names = []
             for place, (data, pixels) in enumerate(images):
                 names.append(f"{SHEET_FOLDER}/{number}-{place}.png")

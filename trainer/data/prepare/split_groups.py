@@ -44,8 +44,8 @@ class ImageGroups:
         if not self._joined:
             return image
         path = [image]
-        while found := self._table.execute("SELECT parent FROM parents WHERE image = ?", (path[-1],)).fetchone():
-            path.append(found[0])
+        while parent := self._table.execute("SELECT parent FROM parents WHERE image = ?", (path[-1],)).fetchone():
+            path.append(parent[0])
         shorter = [(path[-1], below) for below in path[:-2]]
         self._table.executemany("UPDATE parents SET parent = ? WHERE image = ?", shorter)
         return path[-1]

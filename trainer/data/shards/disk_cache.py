@@ -125,9 +125,9 @@ class ShardCache:
 
     def _is_there(self, shard: str) -> bool:
         """Return whether the shard is in the folder and this process has verified it."""
-        found = self._found_whole.get(shard)
+        is_whole = self._found_whole.get(shard)
         try:
-            return found is not None and found == _identity(self._whole(shard).stat())
+            return is_whole is not None and is_whole == _identity(self._whole(shard).stat())
         except FileNotFoundError:
             return False
 
@@ -174,12 +174,12 @@ class ShardCache:
             raise _larger_than_cache(shard, size_bytes, self.limit_bytes)
         part.unlink(missing_ok=True)  # left by a killed process: this one holds the shard's lock
         next_uses = {self._digest(shard): step for shard, step in self._next_uses().items()}
-        kept = {self._digest(shard) for shard in keep}
+        digests = {self._digest(shard) for shard in keep}
         with alone(self._folder / ROOM_LOCK):
             files = list(files_in(self._folder))
             excess = sum(file.bytes for file in files) + size_bytes - self.limit_bytes
             needed = {file: next_uses.get(file.digest, NEVER) if file.whole else NEVER for file in files}
-            later = [file for file in files if needed[file] > needed_at and file.digest not in kept]
+            later = [file for file in files if needed[file] > needed_at and file.digest not in digests]
             if sum(file.bytes for file in later) < excess:
                 return False
             for file in sorted(later, key=lambda file: (-needed[file], file.fetched_ns)):

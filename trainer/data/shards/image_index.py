@@ -30,9 +30,9 @@ class ImageTable:
     def __len__(self) -> int:
         return len(self.images)
 
-    def find(self, wanted: Iterable[str] | NDArray[np.bytes_]) -> Int64Array:
+    def find(self, images: Iterable[str] | NDArray[np.bytes_]) -> Int64Array:
         """(wanted,) position of each in the list, -1 if missing."""
-        hashes = _hashes(wanted)
+        hashes = _hashes(images)
         if not len(self):
             return np.full(len(hashes), -1)
         place = np.minimum(np.searchsorted(self._sorted, hashes), len(self) - 1)

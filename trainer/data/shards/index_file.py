@@ -206,9 +206,9 @@ def read_columns(path: Path, columns: Sequence[str]) -> Iterator[tuple[Split, pa
         before += len(chosen)
 
 
-def unusable(path: Path, found: str) -> DataError:
+def unusable(path: Path, problem: str) -> DataError:
     return DataError(
-        f"{path} is not an index of this version of the trainer: {found}",
+        f"{path} is not an index of this version of the trainer: {problem}",
         expected="the columns " + ", ".join(schema_of(with_videos=False).names),
         fix="delete the DONE file beside it and run again: the data is then prepared again",
     )

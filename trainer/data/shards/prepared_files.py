@@ -76,12 +76,12 @@ class Manifest:
 class OtherFormatError(UserError):
     """Prepared data is whole and in another format (exit 65)."""
 
-    def __init__(self, uri: str, found: int) -> None:
+    def __init__(self, uri: str, form: int) -> None:
         fix = f"vlmpipe data convert {shlex.quote(uri)} makes it of this format in seconds, without reading an image"
-        if found != CONVERTIBLE:
+        if form != CONVERTIBLE:
             fix = "use the version of vlmpipe that wrote it; or delete its DONE file to prepare it again"
         super().__init__(
-            f"the prepared data in {uri} is of format {found}", expected=f"format {FORMAT}", fix=fix, code=ExitCode.DATA
+            f"the prepared data in {uri} is of format {form}", expected=f"format {FORMAT}", fix=fix, code=ExitCode.DATA
         )
 
 
@@ -120,13 +120,13 @@ class PreparedFiles:
             self._compare(name, FileSum.once_a_machine(path))
         return path
 
-    def _compare(self, name: str, found: FileSum) -> None:
+    def _compare(self, name: str, actual: FileSum) -> None:
         expected = self._files.get(name)
         if expected is None:
             raise damaged_file(self._storage.uri(name), f"{DONE} does not list it")
-        if found.bytes != expected.bytes:
-            raise damaged_file(self._storage.uri(name), f"{found.bytes} bytes instead of {expected.bytes}")
-        if found != expected:
+        if actual.bytes != expected.bytes:
+            raise damaged_file(self._storage.uri(name), f"{actual.bytes} bytes instead of {expected.bytes}")
+        if actual != expected:
             raise damaged_file(self._storage.uri(name), f"its checksum (CRC32C) differs from that in {DONE}")
 
 

@@ -134,10 +134,10 @@ class SampleRanges:
         for start, end in self._ranges(number, brings_images):
             if len(data[start]) != end - start:
                 raise ValueError(f"{len(data[start]):,} of {end - start:,} bytes arrived")
-        own = data[place.json_offset]
+        json_bytes = data[place.json_offset]
         sha256 = self._split.image_sha256(number)
         try:
-            identity, turns = sample_of(own[: place.json_bytes])
+            identity, turns = sample_of(json_bytes[: place.json_bytes])
             content = sample_digest(turns, sha256)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError(f"its text cannot be read: {error}") from error
@@ -148,7 +148,7 @@ class SampleRanges:
         if brings_images:
             for n, digest in enumerate(sha256):
                 at, size = place.image_offsets[n] - place.json_offset, place.image_bytes[n]
-                image = own[at : at + size] if at >= 0 else data[place.image_offsets[n]][:size]
+                image = json_bytes[at : at + size] if at >= 0 else data[place.image_offsets[n]][:size]
                 if hashlib.sha256(image).hexdigest() != digest:
                     raise ValueError(f"its image {n} differs from the index")
                 images.append(VideoFile(image) if are_videos[n] else image)

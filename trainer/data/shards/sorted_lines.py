@@ -103,8 +103,8 @@ def _places(table: pa.Table, cuts: Sequence[Key]) -> list[int]:
     places = [0]
     for cut in cuts:
         lines = range(places[-1], len(table))
-        found = bisect_left(lines, cut, key=lambda line: (splits[line].as_py(), ids[line].as_py()))
-        places.append(places[-1] + found)
+        place = bisect_left(lines, cut, key=lambda line: (splits[line].as_py(), ids[line].as_py()))
+        places.append(places[-1] + place)
     return [*places, len(table)]
 
 

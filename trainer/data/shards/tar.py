@@ -20,7 +20,7 @@ from vlmpipe.trainer.models.video_file import VideoFile
 from vlmpipe.trainer.storage.base import Storage, crc32c_of_file
 
 REQUIRED = ("question", "answer", "slice")  # of a turn; its other fields are written where they are not empty
-TURN_FIELDS = tuple(one.name for one in fields(Turn))
+TURN_FIELDS = tuple(field.name for field in fields(Turn))
 KEY = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 # A member's header is name, fixed fields, size, time, checksum and fixed fields, by their places in a block:

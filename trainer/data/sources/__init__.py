@@ -35,8 +35,8 @@ def open_source(config: DataConfig) -> Source:
             code=ExitCode.NOT_FOUND,
         )
     if config.sources:
-        each = {source.name: open_source(config.of_source(source)) for source in config.sources}
-        return SeveralSources(each, {source.name: source.max_samples for source in config.sources})
+        opened = {source.name: open_source(config.of_source(source)) for source in config.sources}
+        return SeveralSources(opened, {source.name: source.max_samples for source in config.sources})
     if config.source.startswith(BIGQUERY):
         from vlmpipe.trainer.data.sources.bigquery import BigQuerySource
 
@@ -96,24 +96,24 @@ def _suffix(files: Files, metadata: str) -> str:
     """The suffix that identifies the files' format. Raises ConfigError when there is none, or more than one."""
     names = files.names
     if files.is_folder:
-        found = [suffix for suffix in FOLDER_SUFFIXES if any(name.endswith(suffix) for name in names)]
-        found += [".csv"] if metadata in names else []
-        found = found or [LINES for name in names if name.endswith(LINES)][:1]
+        suffixes = [suffix for suffix in FOLDER_SUFFIXES if any(name.endswith(suffix) for name in names)]
+        suffixes += [".csv"] if metadata in names else []
+        suffixes = suffixes or [LINES for name in names if name.endswith(LINES)][:1]
         expected = f"a folder with tars, with Parquet, Arrow or JSON lines files, or with {metadata}"
     else:
-        found = [suffix for suffix in FILE_SUFFIXES if any(name.endswith(suffix) for name in names)]
+        suffixes = [suffix for suffix in FILE_SUFFIXES if any(name.endswith(suffix) for name in names)]
         odd = [name for name in names if not name.endswith(FILE_SUFFIXES)]
         expected = f"builtin:<name>, FILE.py:FUNCTION, or files that end in {', '.join(FILE_SUFFIXES)}"
         if odd:
             raise ConfigError(f"data.source {files.source!r} has an unknown format: {odd[0]}", expected=expected)
-    if len(found) != 1:
-        what = " and ".join(found) if found else ", ".join(names[:5])
+    if len(suffixes) != 1:
+        what = " and ".join(suffixes) if suffixes else ", ".join(names[:5])
         raise ConfigError(
             f"data.source {files.source!r} holds {what}",
             expected=expected,
             fix="name the files themselves, with a pattern such as *.tar where there are many",
         )
-    return found[0]
+    return suffixes[0]
 
 
 def _begins_object(files: Files) -> bool:

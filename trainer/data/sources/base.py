@@ -199,7 +199,9 @@ class SeveralSources(Source):
         self._sources, self._most = sources, most
 
     def fingerprint(self) -> str:
-        return stable_digest(*((name, one.fingerprint(), self._most[name]) for name, one in self._sources.items()))
+        return stable_digest(
+            *((name, source.fingerprint(), self._most[name]) for name, source in self._sources.items())
+        )
 
     def recall(self, earlier: Source) -> None:
         if isinstance(earlier, SeveralSources):

@@ -107,7 +107,7 @@ class BigQuerySource(RowSource):
         chosen = [column for column in schema if column.name not in mapped.ignored]
         require_conversation([column.name for column in schema], mapped, f"{BIGQUERY}{self._name}")
         images = (*IMAGE_COLUMNS, *mapped.image)
-        naming = [one.name for one in chosen if one.name in images and one.field_type == "STRING"]
+        naming = [column.name for column in chosen if column.name in images and column.field_type == "STRING"]
         if naming and not self.config.image_folder and not self.config.fetch:
             raise ConfigError(
                 f"{BIGQUERY}{self._name} names files in its column {naming[0]}",

@@ -63,19 +63,19 @@ class CocoSource(FileSource[Annotation, Annotation]):
                 RejectCode.RECORD_FORM, f"'image_id' must be a text or a whole number, not {image_id!r}"
             )
         image_id = text(str(image_id), "image_id")
-        found = file_names.execute("SELECT name FROM files WHERE image = ?", (image_id,)).fetchone()
-        if found is None:
+        file_name = file_names.execute("SELECT name FROM files WHERE image = ?", (image_id,)).fetchone()
+        if file_name is None:
             raise RejectedError(RejectCode.REF_MISSING, f"no image with the id {image_id!r} in the file")
-        image = self.image_files.reference(found[0])
+        image = self.image_files.reference(file_name[0])
         return self.build(annotation, (image,), where, identity_of(annotation, f"coco-{where.rpartition(' ')[2]}"))
 
-    def _members(self, name: str, wanted: str) -> Iterator[object]:
+    def _members(self, name: str, member: str) -> Iterator[object]:
         """The items of one of the object's lists."""
         path, keys = self.files.path(name), []
         with open_json(path, f"COCO captions, like\n{EXAMPLE}") as reader:
             for key in reader.keys():  # noqa: SIM118 (a reader is not a dictionary)
                 keys.append(key)
-                if key == wanted and reader.peek() == "[":
+                if key == member and reader.peek() == "[":
                     yield from reader.items()
                 else:
                     reader.skip()
@@ -84,7 +84,7 @@ class CocoSource(FileSource[Annotation, Annotation]):
                     f"{path} holds several JSON objects", fix="if each line is a record, name the file .jsonl"
                 )
             reader.end()
-        if wanted not in keys:
+        if member not in keys:
             raise DataError(
                 f"{path} is neither LLaVA's format nor COCO captions: found an object with the keys "
                 + (", ".join(map(repr, keys[:8])) or "none"),

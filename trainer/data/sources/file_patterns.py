@@ -109,8 +109,8 @@ class Files:
             yield
         except DataError as error:
             for name in names or self.names[:1]:
-                if found := stand_in_of(head_of(self.path(name))):
-                    what, fix = found
+                if stand_in := stand_in_of(head_of(self.path(name))):
+                    what, fix = stand_in
                     raise DataError(
                         f"{self.storage.uri(name)} is {what}", expected="the data itself", fix=fix
                     ) from error
@@ -218,16 +218,16 @@ def _open_folder(uri: str) -> Storage:
 
 def _matching(source: str, storage: Storage, pattern: str) -> Files:
     there = storage.list()
-    found: dict[str, ObjectInfo] = {}
+    matching: dict[str, ObjectInfo] = {}
     missing = []
-    for one in _expanded(pattern):
-        if SPECIAL.search(one):
-            matches = [info for info in there if _matches(info.name, one)]
+    for alternative in _expanded(pattern):
+        if SPECIAL.search(alternative):
+            matches = [info for info in there if _matches(info.name, alternative)]
         else:
-            matches = [info for info in there if info.name == one]
-        found |= {info.name: info for info in matches}
-        missing += [] if matches else [one]
-    if not found:
+            matches = [info for info in there if info.name == alternative]
+        matching |= {info.name: info for info in matches}
+        missing += [] if matches else [alternative]
+    if not matching:
         raise ConfigError(
             f"data.source {source!r} matches no file (looked in {storage.root_uri})",
             expected="a pattern such as train-{000000..000099}.tar or *.parquet",
@@ -238,7 +238,7 @@ def _matching(source: str, storage: Storage, pattern: str) -> Files:
             expected="every file of the brace pattern",
             fix="fetch the missing files, or correct the pattern",
         )
-    return Files(source, storage, tuple(found[name] for name in sorted(found)))
+    return Files(source, storage, tuple(matching[name] for name in sorted(matching)))
 
 
 def _matches(name: str, pattern: str) -> bool:

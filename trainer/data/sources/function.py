@@ -214,7 +214,7 @@ def _hashed(value: object, uri: str, number: int) -> object:
     if isinstance(value, PLAIN):
         return value
     if isinstance(value, (list, tuple)):
-        return [_hashed(one, uri, number) for one in value]
+        return [_hashed(item, uri, number) for item in value]
     if isinstance(value, dict):
         return [(_hashed(key, uri, number), _hashed(content, uri, number)) for key, content in value.items()]
     raise DataError(

@@ -200,19 +200,19 @@ class ImageFiles:
         """Size and CRC32C, so that an image gets the same split from a folder and from a bucket."""
         if self._root:
             return content_of(self._read(name))
-        found = self._object(name)
-        if not found:
+        info = self._object(name)
+        if not info:
             return f"no {self._storage.uri(name)}"
-        checksum = crc32c_in(self._storage, ObjectInfo(name, found[0], "", found[1]))
-        return content_of(self._read(name)) if checksum is None else f"{found[0]} {checksum}"
+        checksum = crc32c_in(self._storage, ObjectInfo(name, info[0], "", info[1]))
+        return content_of(self._read(name)) if checksum is None else f"{info[0]} {checksum}"
 
     def _size(self, name: str) -> int:
         if self._root:
             with suppress(OSError):  # reported when the image is read
                 return (self._root / name).stat().st_size
             return 0
-        found = self._object(name)
-        return found[0] if found else 0
+        info = self._object(name)
+        return info[0] if info else 0
 
     def _object(self, name: str) -> tuple[int, int | None] | None:
         """Size and checksum of an object, from one listing of the whole bucket folder."""
@@ -222,10 +222,10 @@ class ImageFiles:
                 self._listed = disk_table(f"CREATE TABLE known ({columns}) WITHOUT ROWID")
                 rows = ((info.name, info.size_bytes, info.crc32c) for info in self._storage.list())
                 self._listed.executemany("INSERT INTO known VALUES (?, ?, ?)", rows)
-            found: tuple[int, int | None] | None = self._listed.execute(
+            listed: tuple[int, int | None] | None = self._listed.execute(
                 "SELECT bytes, crc32c FROM known WHERE name = ?", (name,)
             ).fetchone()
-            return found
+            return listed
 
     def _read(self, name: str, max_bytes: int = 0, limit: str = "data.max_image_bytes") -> bytes:
         max_bytes = max_bytes or self.max_image_bytes

@@ -45,7 +45,7 @@ class LlavaSource(FileSource[object, object]):
 
     def __init__(self, files: Files, config: DataConfig) -> None:
         super().__init__(files, config)
-        self._reader = next((one for one in features_of(config, "data") if isinstance(one, VideoReader)), None)
+        self._reader = next((reader for reader in features_of(config, "data") if isinstance(reader, VideoReader)), None)
         for name in files.names:
             self._require_conversations(name)
 
@@ -102,13 +102,13 @@ class LlavaSource(FileSource[object, object]):
         known = {*SHAPES, GEMINI, *self.config.columns.named().values()}
         if any(isinstance(record, dict) and known & record.keys() for record in first):
             return
-        found = first[0]
-        if isinstance(found, Reject):
-            what = found.message
-        elif isinstance(found, dict):
-            what = "an object with the keys " + (", ".join(map(repr, list(found)[:8])) or "none")
+        first_record = first[0]
+        if isinstance(first_record, Reject):
+            what = first_record.message
+        elif isinstance(first_record, dict):
+            what = "an object with the keys " + (", ".join(map(repr, list(first_record)[:8])) or "none")
         else:
-            what = kind_of(found)
+            what = kind_of(first_record)
         raise DataError(
             f"{path} is not in LLaVA's format: found {what}",
             expected=f"records with the keys 'id', 'image' and 'conversations', like\n{EXAMPLE}",

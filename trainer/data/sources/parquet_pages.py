@@ -161,12 +161,12 @@ class _Compact:
             return self._data[self.at - count : self.at] if self._keeps else None
         if kind in (LIST, SET):
             byte = self._byte()
-            found, inner = [], byte & 0x0F
+            items, inner = [], byte & 0x0F
             for _ in range(byte >> 4 if byte >> 4 < 15 else self._varint()):
                 value = self._byte() if inner in (TRUE, FALSE) else self._value(inner, depth + 1)
                 if self._keeps:
-                    found.append(value)
-            return found if self._keeps else None
+                    items.append(value)
+            return items if self._keeps else None
         if kind == STRUCT:
             return self.struct(depth + 1)
         raise PageHeaderError(f"a header has a field of the kind {kind}")

@@ -25,9 +25,9 @@ def split_in(name: str) -> Split | None:
     A number may follow the word, as in `val2014`. Words of two splits in one name state nothing.
     """
     path = PurePosixPath(name)
-    found = {SPLIT_NAMES.get(word.rstrip("0123456789")) for word in BETWEEN_WORDS.split(path.stem.lower())} - {None}
-    if len(found) == 1:
-        return found.pop()
+    splits = {SPLIT_NAMES.get(word.rstrip("0123456789")) for word in BETWEEN_WORDS.split(path.stem.lower())} - {None}
+    if len(splits) == 1:
+        return splits.pop()
     folders = (SPLIT_NAMES.get(part.lower().rstrip("0123456789")) for part in reversed(path.parent.parts))
     return next((split for split in folders if split), None)
 
@@ -36,8 +36,8 @@ def stated_splits(names: Sequence[str]) -> dict[str, Split]:
     """The split of each file that states one, if they state more than that all are for training; a single file states
     nothing, since the run file names it.
     """
-    found = {name: split for name in names if (split := split_in(name))}
-    return found if len(names) > 1 and "eval" in found.values() else {}
+    splits = {name: split for name in names if (split := split_in(name))}
+    return splits if len(names) > 1 and "eval" in splits.values() else {}
 
 
 def without_caches(files: Files) -> tuple[Files, tuple[str, ...]]:
@@ -48,17 +48,17 @@ def without_caches(files: Files) -> tuple[Files, tuple[str, ...]]:
     folders: dict[str, list[str]] = {}
     for name in files.names:
         folders.setdefault(str(PurePosixPath(name).parent), []).append(name)
-    kept: set[str] = set()
+    used: set[str] = set()
     for folder, names in folders.items():
         arrows = [name for name in names if name.endswith(".arrow")]
         state = str(PurePosixPath(folder) / STATE)
         if state in names:
-            kept.update(_named(files, state, arrows))
+            used.update(_named(files, state, arrows))
         else:
             data = [name for name in arrows if not CACHE.fullmatch(PurePosixPath(name).name)]
-            kept.update(data or arrows)
-    left_out = tuple(name for name in files.names if name.endswith(".arrow") and name not in kept)
-    return replace(files, infos=tuple(info for info in files.infos if info.name in kept)), left_out
+            used.update(data or arrows)
+    left_out = tuple(name for name in files.names if name.endswith(".arrow") and name not in used)
+    return replace(files, infos=tuple(info for info in files.infos if info.name in used)), left_out
 
 
 def _named(files: Files, state: str, arrows: Sequence[str]) -> set[str]:

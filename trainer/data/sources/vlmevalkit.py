@@ -92,10 +92,10 @@ class VlmEvalKitSource(FileSource[_Row, Record]):
         encoded = row.get("image")
         encoded = encoded[0] if isinstance(encoded, list) and encoded else encoded
         if isinstance(encoded, str) and len(encoded) <= LONGEST_INDEX_CHARS:
-            found = images.execute("SELECT image FROM images WHERE row = ?", (encoded,)).fetchone()
-            if found is None:
+            image = images.execute("SELECT image FROM images WHERE row = ?", (encoded,)).fetchone()
+            if image is None:
                 raise RejectedError(RejectCode.REF_MISSING, f"no row before has the image {encoded!r}")
-            encoded = found[0]
+            encoded = image[0]
         elif encoded and row.has("index"):
             images.execute("INSERT OR IGNORE INTO images VALUES (?, ?)", (row.peek("index"), encoded))
         return row.holding(image=encoded)

@@ -144,12 +144,12 @@ def _content(parts: list[Member], path: Path) -> dict[str, object]:
     record: dict[str, object] = {}
     if ".json" in texts:
         try:
-            found = parse_json(_text(texts[".json"], path))
+            content = parse_json(_text(texts[".json"], path))
         except BadJsonError as error:
             raise RejectedError(RejectCode.RECORD_PARSE, f"not JSON: {error}") from error
-        if not isinstance(found, dict):
-            raise RejectedError(RejectCode.RECORD_FORM, f"json holds {kind_of(found)}, not an object")
-        record = found
+        if not isinstance(content, dict):
+            raise RejectedError(RejectCode.RECORD_FORM, f"json holds {kind_of(content)}, not an object")
+        record = content
     if ".txt" in texts and all(record.get(key) is None for key in SHAPES):
         record = record | {"caption": _text(texts[".txt"], path)}
     if not record:

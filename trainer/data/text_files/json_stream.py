@@ -77,7 +77,7 @@ class JsonReader:
     def value(self) -> Any:
         """The value that begins here, whole."""
         self.peek()
-        wanted = CHUNK_BYTES
+        num_bytes = CHUNK_BYTES
         while True:
             try:
                 value, stop = self._scan(self._text, self._at)
@@ -96,8 +96,8 @@ class JsonReader:
                 raise BadJsonError(f"{error} at character {self._place}") from error
             if len(self._text) - self._at > LONGEST_VALUE_CHARS:
                 raise BadJsonError(f"a value of more than {LONGEST_VALUE_CHARS} characters at character {self._place}")
-            self._more(wanted)
-            wanted *= 2  # so that decoding a long value again and again takes linear time
+            self._more(num_bytes)
+            num_bytes *= 2  # so that decoding a long value again and again takes linear time
 
     def items(self) -> Iterator[object]:
         """The values of the array that begins here."""
@@ -136,17 +136,17 @@ class JsonReader:
 
     def end(self) -> None:
         """Check that only white space is left."""
-        if found := self.peek():
-            raise BadJsonError(f"{found!r} after the end at character {self._place}")
+        if character := self.peek():
+            raise BadJsonError(f"{character!r} after the end at character {self._place}")
 
     def expect(self, characters: str) -> Any:
         """Read one of these characters."""
-        found = self.peek()
-        if not found or found not in characters:
-            what = repr(found) if found else "the end"
+        character = self.peek()
+        if not character or character not in characters:
+            what = repr(character) if character else "the end"
             raise BadJsonError(f"{what} instead of {' or '.join(map(repr, characters))} at character {self._place}")
         self._at += 1
-        return found
+        return character
 
     @property
     def _place(self) -> int:

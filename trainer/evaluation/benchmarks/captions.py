@@ -33,9 +33,9 @@ def bleu_tally(references: Sequence[Words], caption: Words) -> tuple[float, ...]
         most: Counter[tuple[str, ...]] = Counter()
         for reference in references:
             most |= _grams(reference, length)
-        own = _grams(caption, length)
-        matched.append(sum((own & most).values()))
-        whole.append(sum(own.values()))
+        grams = _grams(caption, length)
+        matched.append(sum((grams & most).values()))
+        whole.append(sum(grams.values()))
     closest = min((abs(len(reference) - len(caption)), len(reference)) for reference in references)[1]
     return (*matched, *whole, len(caption), closest)
 
@@ -54,15 +54,17 @@ def rouge_l(references: Sequence[Words], caption: Words) -> float:
     """F of the longest common subsequence, 0 to 1: the best precision and the best recall over the references."""
     common = [_longest_common(reference, caption) for reference in references]
     precision = max(common) / len(caption) if caption else 0.0
-    recall = max(one / len(reference) if reference else 0.0 for one, reference in zip(common, references, strict=True))
+    recall = max(
+        length / len(reference) if reference else 0.0 for length, reference in zip(common, references, strict=True)
+    )
     if not precision or not recall:
         return 0.0
     return (1 + BETA**2) * precision * recall / (recall + BETA**2 * precision)
 
 
-def _longest_common(one: Words, other: Words) -> int:
+def _longest_common(first: Words, other: Words) -> int:
     before = [0] * (len(other) + 1)
-    for word in one:
+    for word in first:
         row = [0]
         for place, theirs in enumerate(other):
             row.append(before[place] + 1 if word == theirs else max(before[place + 1], row[place]))

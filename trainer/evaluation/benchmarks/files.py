@@ -37,9 +37,9 @@ class BenchmarkFile:
         except BadJsonError as error:
             raise self.wrong(f"it is not JSON: {error}") from error
 
-    def wrong(self, found: str) -> DataError:
+    def wrong(self, problem: str) -> DataError:
         return DataError(
-            f"{self.uri} is not {self.title}: {found}",
+            f"{self.uri} is not {self.title}: {problem}",
             expected=f"content like\n{self.example}",
             fix="take the published file of this version, or set the benchmark's format to that of the file",
         )
@@ -65,9 +65,9 @@ class BenchmarkFile:
 
     def require(self, record: object, name: str, value: str) -> None:
         """The file's own statement of what it is must begin with `value`."""
-        found = record.get(name) if isinstance(record, dict) else None
-        if not str(found).startswith(value):
-            raise self.wrong(f"its {name!r} is {found!r}, not {value!r}")
+        field = record.get(name) if isinstance(record, dict) else None
+        if not str(field).startswith(value):
+            raise self.wrong(f"its {name!r} is {field!r}, not {value!r}")
 
 
 def _kind(value: object) -> str:

@@ -210,13 +210,13 @@ def read_mmbench(config: BenchmarkConfig, image: FIND_IMAGE) -> Iterator[Benchma
     letters = [letter for letter in string.ascii_uppercase if letter in (rows.fieldnames or ())]
     images: dict[str, bytes] = {}
     first: dict[bytes, str] = {}  # the row with an image; others may write it out again, too
-    found = list(_numbered(list(rows), "row"))
-    for where, row in found:
+    questions = list(_numbered(list(rows), "row"))
+    for where, row in questions:
         if not (row["index"] or "").isdigit():
             raise file.wrong(f"'index' of {where} is {row['index']!r}, not a whole number")
         cell = row["image"] or ""
         images[row["index"]] = _decoded(file, cell, where) if len(cell) > LONGEST_INDEX else b""
-    for where, row in found:
+    for where, row in questions:
         name = row["index"] if images[row["index"]] else str(row["image"])
         if not images.get(name):
             raise file.wrong(f"'image' of {where} is neither an image in base64 nor the index of a row with one")

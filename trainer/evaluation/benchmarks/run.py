@@ -43,26 +43,26 @@ def run_benchmarks(
     """Ask all benchmarks. Collective."""
     answered, size = Benchmarked(), job.evaluate.batch_questions
     for config, questions in benchmarks:
-        mine = questions[worker.rank :: worker.world_size]
+        of_this_rank = questions[worker.rank :: worker.world_size]
         predictions: list[GeneratedAnswer] = []
         signatures: dict[str, bytes] = {}  # by name of the image
-        for start in range(0, len(mine), size):
-            batch = [ask(job, model, config, question) for question in mine[start : start + size]]
+        for start in range(0, len(of_this_rank), size):
+            batch = [ask(job, model, config, question) for question in of_this_rank[start : start + size]]
             signatures |= {
-                question.image.name: one.shown.signatures[0]
-                for question, one in zip(mine[start : start + size], batch, strict=True)
+                question.image.name: answer.shown.signatures[0]
+                for question, answer in zip(of_this_rank[start : start + size], batch, strict=True)
             }
             answers = answer_questions(job, model, batch, worker.device, max_new_tokens=config.answer_tokens)
             predictions += answers
             if progress:
-                progress.update(len(predictions), len(mine), unit="questions", message=config.name)
+                progress.update(len(predictions), len(of_this_rank), unit="questions", message=config.name)
         everyone: list[tuple[list[GeneratedAnswer], dict[str, bytes]]] = [([], {})] * worker.world_size
         dist.all_gather_object(everyone, (predictions, signatures))
         if progress:
             ordered = [
                 everyone[place % worker.world_size][0][place // worker.world_size] for place in range(len(questions))
             ]
-            of_images = {name: one for _, of_rank in everyone for name, one in of_rank.items()}
+            of_images = {name: digest for _, of_rank in everyone for name, digest in of_rank.items()}
             answered.answers[config.name] = [answer.text for answer in ordered]
             answered.results[config.name] = write_scores(job, config, questions, ordered) | images_like_train(
                 job, config.name, questions, of_images

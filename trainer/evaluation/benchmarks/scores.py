@@ -49,12 +49,12 @@ class Scored:
     def slices(self) -> dict[str, dict[str, float]]:
         """All scores of each slice, by its name."""
         names = np.array([question.slice for question in self.questions])
-        found = {}
+        by_name = {}
         for name in sorted(set(names.tolist())):
-            mine = self.tallies[names == name]
-            values = self.of_sums(mine.sum(axis=0))
-            found[name] = {"questions": len(mine), **{score: float(value) for score, value in values.items()}}
-        return found
+            tallies = self.tallies[names == name]
+            values = self.of_sums(tallies.sum(axis=0))
+            by_name[name] = {"questions": len(tallies), **{score: float(value) for score, value in values.items()}}
+        return by_name
 
 
 def score(form: BenchmarkFormat, questions: Sequence[BenchmarkQuestion], predictions: Sequence[str]) -> Scored:
@@ -64,8 +64,8 @@ def score(form: BenchmarkFormat, questions: Sequence[BenchmarkQuestion], predict
         case "vqav2" | "textvqa":
             return _mean(form, questions, [consensus(asked.answers, prediction) for asked, prediction in answered])
         case "docvqa":
-            each = [max(anls(answer, prediction) for answer in asked.answers) for asked, prediction in answered]
-            return _mean(form, questions, each)
+            of_questions = [max(anls(answer, prediction) for answer in asked.answers) for asked, prediction in answered]
+            return _mean(form, questions, of_questions)
         case "chartqa":
             return _mean(
                 form, questions, [float(relaxed_match(asked.answers[0], prediction)) for asked, prediction in answered]
@@ -78,10 +78,10 @@ def score(form: BenchmarkFormat, questions: Sequence[BenchmarkQuestion], predict
             return _captions(questions, predictions)
 
 
-def _mean(form: BenchmarkFormat, questions: Sequence[BenchmarkQuestion], each: Sequence[float]) -> Scored:
+def _mean(form: BenchmarkFormat, questions: Sequence[BenchmarkQuestion], of_questions: Sequence[float]) -> Scored:
     (name,) = SCORES[form]
-    tallies = np.array([(value, 1.0) for value in each])
-    return Scored(questions, each, tallies, lambda sums: {name: _ratio(sums[..., 0], sums[..., 1])})
+    tallies = np.array([(value, 1.0) for value in of_questions])
+    return Scored(questions, of_questions, tallies, lambda sums: {name: _ratio(sums[..., 0], sums[..., 1])})
 
 
 def _ratio(part: Float64Array, whole: Float64Array) -> Float64Array:
@@ -159,13 +159,13 @@ def _choices(questions: Sequence[BenchmarkQuestion], predictions: Sequence[str])
     has_rotations = len(of_group) < len(questions)
 
     def of_sums(sums: Float64Array) -> dict[str, Float64Array]:
-        found = {"accuracy": _ratio(sums[..., 0], sums[..., 1])}
-        return found | ({"circular_accuracy": _ratio(sums[..., 2], sums[..., 3])} if has_rotations else {})
+        scores = {"accuracy": _ratio(sums[..., 0], sums[..., 1])}
+        return scores | ({"circular_accuracy": _ratio(sums[..., 2], sums[..., 3])} if has_rotations else {})
 
-    each = [
+    of_questions = [
         float(is_right) if asked.id == asked.group else None for asked, is_right in zip(questions, right, strict=True)
     ]
-    return Scored(questions, each, np.array(tallies, np.float64), of_sums)
+    return Scored(questions, of_questions, np.array(tallies, np.float64), of_sums)
 
 
 # ---- ChartQA
@@ -178,9 +178,9 @@ def relaxed_match(answer: str, prediction: str) -> bool:
     published figures use.
     """
     answer, prediction = answer.strip(), prediction.strip()
-    right, found = _number(answer), _number(prediction)
-    if right and found is not None:
-        return abs(found - right) / abs(right) <= TOLERANCE
+    right, predicted = _number(answer), _number(prediction)
+    if right and predicted is not None:
+        return abs(predicted - right) / abs(right) <= TOLERANCE
     return answer.lower() == prediction.lower()
 
 
@@ -200,7 +200,9 @@ def _captions(questions: Sequence[BenchmarkQuestion], predictions: Sequence[str]
         for asked, prediction in zip(questions, predictions, strict=True)
     ]
     cider = cider_d_of_tokens(pairs)
-    tallies = np.array([(1.0, one, rouge_l(*pair), *bleu_tally(*pair)) for one, pair in zip(cider, pairs, strict=True)])
+    tallies = np.array(
+        [(1.0, score, rouge_l(*pair), *bleu_tally(*pair)) for score, pair in zip(cider, pairs, strict=True)]
+    )
 
     def of_sums(sums: Float64Array) -> dict[str, Float64Array]:
         count = sums[..., 0]

@@ -176,10 +176,10 @@ def _line(content: Mapping[str, str]) -> bytes:
 def _content(line: bytes) -> dict[str, str]:
     """The fields of a line; none where it was cut."""
     try:
-        found = json.loads(line) if line.endswith(b"\n") else {}
+        content = json.loads(line) if line.endswith(b"\n") else {}
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _in_utf_8(row: dict[str, str]) -> dict[str, str]:
@@ -190,10 +190,10 @@ def _in_utf_8(row: dict[str, str]) -> dict[str, str]:
 def _stamp(image: Path) -> str:
     """Identity of the file's state: its size, and when it or its name changed last. Empty where there is none."""
     try:
-        found = image.stat()
+        stat = image.stat()
     except OSError:
         return ""
-    return f"{found.st_size}-{found.st_mtime_ns}-{found.st_ctime_ns}"
+    return f"{stat.st_size}-{stat.st_mtime_ns}-{stat.st_ctime_ns}"
 
 
 def _write_csv(path: Path, rows: Iterator[dict[str, str]]) -> None:

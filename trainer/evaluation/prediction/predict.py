@@ -90,8 +90,8 @@ class Predictor:
             rows.append(row)
         if asked:
             most = self.job.evaluate.max_new_tokens
-            given = [each for _, each in asked]
-            answers = answer_questions(self.job, self.model, given, self.device, max_new_tokens=most)
+            to_answer = [question for _, question in asked]
+            answers = answer_questions(self.job, self.model, to_answer, self.device, max_new_tokens=most)
             for (row, _), answer in zip(asked, answers, strict=True):
                 row.prediction = answer.text
         return rows
@@ -143,13 +143,13 @@ def _name_of(job: JobConfig) -> str:
     return hashlib.sha256(job.model_dump_json().encode() + exported).hexdigest()
 
 
-def _asked(job: JobConfig, chat: Chat, one: ToAnswer) -> Asked:
-    if one.problem:
-        raise DataError(one.problem)
+def _asked(job: JobConfig, chat: Chat, to_answer: ToAnswer) -> Asked:
+    if to_answer.problem:
+        raise DataError(to_answer.problem)
     try:
-        data = one.read() if one.read else one.image.read_bytes()
+        data = to_answer.read() if to_answer.read else to_answer.image.read_bytes()
     except RejectedError as error:
-        raise DataError(f"{one.image}: {error}") from error
+        raise DataError(f"{to_answer.image}: {error}") from error
     except OSError as error:
-        raise DataError(f"{one.image}: {error.strerror}") from error
-    return ask_about(job, chat, one.question, data, str(one.image), system=one.system)
+        raise DataError(f"{to_answer.image}: {error.strerror}") from error
+    return ask_about(job, chat, to_answer.question, data, str(to_answer.image), system=to_answer.system)

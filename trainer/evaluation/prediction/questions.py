@@ -75,10 +75,10 @@ def _of_source(source: str, question: str, data: DataConfig) -> list[ToAnswer]:
     if source != data.source:
         changed["image_folder"] = ""  # they lie next to the records, or in them
     opened = open_source(data.model_copy(update=changed))
-    stamp, held_bytes, found = opened.fingerprint(), 0, list[ToAnswer]()
+    stamp, held_bytes, questions = opened.fingerprint(), 0, list[ToAnswer]()
     for sample in opened:
         if isinstance(sample, Reject):
-            found.append(ToAnswer(Path(sample.where), question, problem=sample.message, stamp=stamp))
+            questions.append(ToAnswer(Path(sample.where), question, problem=sample.message, stamp=stamp))
             continue
         held_bytes += sum(image.size_bytes() for image in sample.images if image.size_bytes and not image.is_file)
         if held_bytes > MAX_HELD_BYTES:
@@ -87,10 +87,10 @@ def _of_source(source: str, question: str, data: DataConfig) -> list[ToAnswer]:
                 expected="as many as fit into memory, or images in files of their own",
                 fix="ask about parts of it, or write its images as files: vlmpipe data export",
             )
-        found += _of_sample(sample, question, stamp)
-    if not found:
+        questions += _of_sample(sample, question, stamp)
+    if not questions:
         raise DataError(f"{source} holds nothing to ask about", expected="samples with an image and a question")
-    return found
+    return questions
 
 
 def _of_sample(sample: Sample, question: str, stamp: str) -> list[ToAnswer]:

@@ -56,8 +56,8 @@ def paired_counts(groups: Sequence[Hashable], model: Sequence[bool], other: Sequ
         other: the same for the model or rule that it is compared with.
     """
     of_group: dict[Hashable, list[int]] = defaultdict(list)
-    for group, own, its in zip(groups, model, other, strict=True):
-        of_group[group].append(int(own) - int(its))
+    for group, ours, its in zip(groups, model, other, strict=True):
+        of_group[group].append(int(ours) - int(its))
     differences = [list(values) for values in of_group.values()]
     flat = [value for values in differences for value in values]
     return PairedCounts(

@@ -60,7 +60,7 @@ def rescore(
     of_rank = _answers(job, pointer, validation, questions, budget, worker)
     everyone: list[Rescored | None] = [None] * worker.world_size
     dist.all_gather_object(everyone, of_rank)
-    parts = [one for one in everyone if one]
+    parts = [part for part in everyone if part]
     for part in parts:
         if part.obstacle:
             return part
@@ -84,20 +84,20 @@ def _answers(
             return Rescored(pointer, obstacle=f"its run's files are gone from {pointer.run_uri}")
         if (now := read_record(its_run, EXPORT).get("checkpoint", "")) != pointer.checkpoint:
             return Rescored(pointer, obstacle=f"its run was exported again since it was registered, from {now}")
-        own = JobConfig.read(its_run)
-        own = own.model_copy(update={"evaluate": job.evaluate})
-        its_data = own.pointers().prepared_uri
+        settings = JobConfig.read(its_run)
+        settings = settings.model_copy(update={"evaluate": job.evaluate})
+        its_data = settings.pointers().prepared_uri
         if its_data == job.pointers().prepared_uri:
             fair = list(questions)
         else:
             fair = not_trained_on(Index.load(its_data).split("train"), validation.split, questions)
-        family, model = load_export(own, worker.device)
-        chat = Chat.load(open_prepared(its_data), image_form_of(own.model))
+        family, model = load_export(settings, worker.device)
+        chat = Chat.load(open_prepared(its_data), image_form_of(settings.model))
         asking = AnsweringModel(family, model, chat, None, budget)
         predictions, size = list[Prediction](), job.evaluate.batch_questions
         for start in range(0, len(fair), size):
-            batch = [(one, _asked(own, validation, one)) for one in fair[start : start + size]]
-            predictions += answer(own, asking, batch, worker.device)
+            batch = [(question, _asked(settings, validation, question)) for question in fair[start : start + size]]
+            predictions += answer(settings, asking, batch, worker.device)
     except torch.OutOfMemoryError:
         return Rescored(pointer, obstacle="it cannot be asked: these GPUs have too little memory for it")
     except (UserError, ValidationError) as error:
@@ -123,7 +123,7 @@ def not_trained_on(trained: SplitIndex, validation: SplitIndex, questions: Seque
 
 def _asked(job: JobConfig, validation: ValidationSplit, question: Question) -> Asked:
     """The question with its images as this model counts their tokens."""
-    own = validation.images(question.sample, question.images)
-    counts = sample_image_tokens(job.model)(own.sizes) if own.sizes else []
-    images = ShownImages(counts, own.sizes, own.sha256, own.read, are_cached=False)
+    shown = validation.images(question.sample, question.images)
+    counts = sample_image_tokens(job.model)(shown.sizes) if shown.sizes else []
+    images = ShownImages(counts, shown.sizes, shown.sha256, shown.read, are_cached=False)
     return asked_with(question, images, images)

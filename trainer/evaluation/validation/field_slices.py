@@ -36,21 +36,21 @@ def field_slices(fields: Sequence[str], predictions: Sequence[Prediction]) -> di
     errors = len(right) - sum(right)
 
     def sliced(name: str, value: str, group: ValueGroup) -> FieldSlice:
-        own, images = [right[number] for number in group.members], [groups[number] for number in group.members]
-        wrong, share = len(own) - sum(own), sum(own) / len(own)
+        of_group, images = [right[number] for number in group.members], [groups[number] for number in group.members]
+        wrong, share = len(of_group) - sum(of_group), sum(of_group) / len(of_group)
         p = corrected.get((name, value))
-        rest = (sum(right) - sum(own)) / max(1, len(right) - len(own))
+        rest = (sum(right) - sum(of_group)) / max(1, len(right) - len(of_group))
         verdict = "too few images" if p is None else "no difference shown"
         if p is not None and p < LEVEL:
             verdict = "worse" if share < rest else "better"
         return FieldSlice(
             value=value,
             span=group.span,
-            questions=len(own),
+            questions=len(of_group),
             images=len(set(images)),
             errors=wrong,
             exact_match=share,
-            exact_match_interval=share_interval(images, own),
+            exact_match_interval=share_interval(images, of_group),
             share_of_errors=wrong / errors if errors else 0.0,
             p_corrected=p,
             verdict=verdict,

@@ -60,7 +60,7 @@ class ValidationSplit:
                 marks = None
                 if earlier_turns == "reference":
                     earlier = tuple(turns[:number])
-                    marks = sum(one.question.count(IMAGE_TOKEN) for one in turns[: number + 1])
+                    marks = sum(turn.question.count(IMAGE_TOKEN) for turn in turns[: number + 1])
                 asked = (turn.slice, turn.question, turn.answer, system)
                 questions.append(Question(sample, identity, number, *asked, earlier, marks, group, turn.fields))
         return by_text(questions)
@@ -77,7 +77,7 @@ def by_text(questions: list[Question]) -> list[Question]:
     is_short = all(0 < len(text) <= LONGEST_TEXT for text in kinds)
     if not (is_few and is_short and all(question.slice == DEFAULT_SLICE for question in questions)):
         return questions
-    return [replace(one, slice=text) for one, text in zip(questions, texts, strict=True)]
+    return [replace(question, slice=text) for question, text in zip(questions, texts, strict=True)]
 
 
 def asked_turns(turns: Sequence[Turn]) -> list[tuple[int, Turn]]:
@@ -116,8 +116,8 @@ def answer(
     with contextlib.ExitStack() as changes:
         for feature in features_of(job):
             changes.enter_context(feature.under_control(model.model, control))
-        given = [one for _, one in asked]
-        answers = answer_questions(job, model, given, device, max_new_tokens=most, is_blank=is_blank)
+        asked_images = [shown for _, shown in asked]
+        answers = answer_questions(job, model, asked_images, device, max_new_tokens=most, is_blank=is_blank)
     return [
         Prediction(
             q.id,
@@ -125,13 +125,13 @@ def answer(
             q.slice,
             q.question,
             q.answer,
-            one.text,
-            is_right(q.answer, one.text),
-            one.finish_reason,
+            answer.text,
+            is_right(q.answer, answer.text),
+            answer.finish_reason,
             q.image_group,
             q.fields,
         )
-        for (q, _), one in zip(asked, answers, strict=True)
+        for (q, _), answer in zip(asked, answers, strict=True)
     ]
 
 
@@ -141,14 +141,14 @@ def with_images(
     """Each question with its images, or with other samples'; without those that have no others to be shown."""
     images = []
     for question in questions:
-        own = validation.images(question.sample, question.images)
-        shown = shuffled.instead_of(question.sample, own) if shuffled else own
+        unshuffled = validation.images(question.sample, question.images)
+        shown = shuffled.instead_of(question.sample, unshuffled) if shuffled else unshuffled
         if shown is not None:
-            images.append((question, asked_with(question, own, shown)))
+            images.append((question, asked_with(question, unshuffled, shown)))
     return images
 
 
-def asked_with(question: Question, own: ShownImages, shown: ShownImages) -> Asked:
+def asked_with(question: Question, unshuffled: ShownImages, shown: ShownImages) -> Asked:
     """The question after its earlier turns; a sample's system text is before the first of these."""
     turn = Turn(question.question, "", system="" if question.earlier else question.system)
-    return Asked(turn, own, shown, question.earlier)
+    return Asked(turn, unshuffled, shown, question.earlier)

@@ -20,13 +20,13 @@ def right_of(predictions: Sequence[Prediction]) -> Right:
 class Pairs:
     """The model's answers beside others to the same questions."""
 
-    def __init__(self, own: Sequence[Prediction]) -> None:
-        self._groups = {one.id: one.image_group for one in own}
-        self._own = right_of(own)
+    def __init__(self, predictions: Sequence[Prediction]) -> None:
+        self._groups = {prediction.id: prediction.image_group for prediction in predictions}
+        self._own = right_of(predictions)
 
     def beside(self, other: Right) -> PairedCounts:
-        groups, own = [self._groups[identity] for identity, _ in other], [self._own[key] for key in other]
-        return paired_counts(groups, own, list(other.values()))
+        groups, predictions = [self._groups[identity] for identity, _ in other], [self._own[key] for key in other]
+        return paired_counts(groups, predictions, list(other.values()))
 
 
 def paired_answers(
@@ -54,13 +54,13 @@ def control_scores(predictions: Sequence[Prediction], asked: int, resized: int) 
 
 def champion_scores(rescored: Rescored, pairs: Pairs) -> dict[str, object]:
     """The champion's part of evaluate.json."""
-    found: dict[str, object] = {"version": rescored.pointer.version, "run_id": rescored.pointer.run_id}
+    content: dict[str, object] = {"version": rescored.pointer.version, "run_id": rescored.pointer.run_id}
     if rescored.obstacle:
-        return found | {"obstacle": rescored.obstacle}
+        return content | {"obstacle": rescored.obstacle}
     scores = exact_match(rescored.predictions)
     paired = pairs.beside(right_of(rescored.predictions)).model_dump()
     counts = {"questions": scores["questions"], "exact_match": scores["exact_match"]}
-    return found | counts | {"in_its_training": rescored.in_its_training, "paired": paired}
+    return content | counts | {"in_its_training": rescored.in_its_training, "paired": paired}
 
 
 def cut_answers(
@@ -68,7 +68,7 @@ def cut_answers(
 ) -> dict[str, object]:
     """Answers that ended at the limit of tokens, and expected answers that are longer than it allows."""
     expected = {question.answer for question in questions}
-    longer = {one for one in expected if _generated_tokens(chat, one) > max_new_tokens}
+    longer = {answer for answer in expected if _generated_tokens(chat, answer) > max_new_tokens}
     return {
         "max_new_tokens": max_new_tokens,
         "cut_answers": sum(prediction.finish_reason == "length" for prediction in predictions),

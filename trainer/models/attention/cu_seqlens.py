@@ -51,14 +51,14 @@ class CuSeqlens:
         """
         samples: list[tuple[int, int]] = []
         starts: list[int] = []
-        for number, own in enumerate(lengths):
+        for number, of_sequence in enumerate(lengths):
             first = number * sequence_length
-            ends = list(itertools.accumulate(own, initial=first))
+            ends = list(itertools.accumulate(of_sequence, initial=first))
             samples += itertools.pairwise(ends)
             starts += [*ends[:-1], *range(ends[-1], first + sequence_length, PADDING_PIECE)]
         starts += [len(lengths) * sequence_length] * (BOUNDS_BY - len(starts) % BOUNDS_BY)
         samples += [(0, 0)] * (len(starts) - len(samples))
-        packed = any(list(own) != [sequence_length] for own in lengths)
+        packed = any(list(of_sequence) != [sequence_length] for of_sequence in lengths)
         shared = _padded_spans(prefixes, sequence_length)
         return cls(
             torch.tensor(samples, dtype=torch.int32), torch.tensor(starts, dtype=torch.int32), packed, prefixes=shared

@@ -75,15 +75,15 @@ def _is_right(
         """Return output and gradients at tokens of samples. Kernels may differ in padding, which has no loss."""
         tried = with_prefixes(tried, samples.prefixes, device)
         output, lse = tried.forward(query, key, value, args)
-        found = [output, *tried.backward(gradient, query, key, value, output, lse, args)]
-        return [result.flatten(0, 1)[in_sample] for result in found]
+        tensors = [output, *tried.backward(gradient, query, key, value, output, lse, args)]
+        return [result.flatten(0, 1)[in_sample] for result in tensors]
 
-    if not (found := disagreement(lambda: results(kernel), lambda: results(BLOCKWISE))):
+    if not (problem := disagreement(lambda: results(kernel), lambda: results(BLOCKWISE))):
         return True
     with_shared = " with shared prefixes" if shared else ""
     warnings.warn(
         f"torch's flash attention of samples{with_shared} is not used for {heads} heads of {head_dim} in {dtype} on "
-        f"{device}: {found}. Plain products are, which take longer.",
+        f"{device}: {problem}. Plain products are, which take longer.",
         stacklevel=2,
     )
     return False

@@ -97,9 +97,9 @@ def _sample_by_sample(forward: Callable[..., Tensors], backward: Callable[..., T
         clear(padding, _heads_first(output), lse)
         for group, keys in calls:
             queries, *seen = (place.read(input_) for place, input_ in zip((group, keys, keys), inputs, strict=True))
-            found = forward(queries, *(_repeated(tensor, heads) for tensor in seen), args)
-            group.write(found[0], _heads_first(output))
-            group.write(found[1], lse)
+            result = forward(queries, *(_repeated(tensor, heads) for tensor in seen), args)
+            group.write(result[0], _heads_first(output))
+            group.write(result[1], lse)
         return output, lse
 
     def all_backward(
@@ -117,8 +117,8 @@ def _sample_by_sample(forward: Callable[..., Tensors], backward: Callable[..., T
             queries, *seen = (place.read(input_) for place, input_ in zip((group, keys, keys), inputs, strict=True))
             seen = [_repeated(tensor, heads) for tensor in seen]
             d_output = group.read(d_outputs, repeat=False)
-            found = backward((d_output, queries, *seen, group.read(outputs), group.read(lse)), args)
-            for place, total, gradient_of in zip((group, keys, keys), totals, found, strict=True):
+            result = backward((d_output, queries, *seen, group.read(outputs), group.read(lse)), args)
+            for place, total, gradient_of in zip((group, keys, keys), totals, result, strict=True):
                 is_shared = len(total) < heads
                 place.write(gradient_of.unflatten(1, (kv_heads, -1)).sum(2) if is_shared else gradient_of, total)
         return d_query, d_key, d_value
@@ -187,8 +187,8 @@ def _backward_by_blocks(
     gradient, query, key, value, output, lse = tensors
     d_query, (d_key, d_value) = [], (torch.zeros_like(tensor, dtype=exact(key.dtype)) for tensor in (key, value))
     for queries, seen, band in _blocks(query, key, args, size, query.dtype):
-        d_output, own, given, logs = (tensor[:, :, queries] for tensor in (gradient, query, output, lse))
-        parts = of_block(d_output, own, key[:, :, seen], value[:, :, seen], given, logs, band)
+        d_output, queried, out, logs = (tensor[:, :, queries] for tensor in (gradient, query, output, lse))
+        parts = of_block(d_output, queried, key[:, :, seen], value[:, :, seen], out, logs, band)
         d_query.append(parts[0])
         d_key[:, :, seen] += parts[1]
         d_value[:, :, seen] += parts[2]

@@ -56,7 +56,7 @@ def with_parts(kernel: Kernel, parts: Sequence[Part]) -> Kernel:
             added, logs = kernel.forward(*part.inputs(query, key, value), part.args(args.scale))
             before = lse.index_select(1, part.queries)
             both = torch.logaddexp(before, logs)
-            first, second = ((one - both).exp().T.unsqueeze(-1) for one in (before, logs))  # shares: (tokens, heads, 1)
+            first, second = ((log - both).exp().T.unsqueeze(-1) for log in (before, logs))  # shares: (tokens, heads, 1)
             merged = flat.index_select(0, part.queries) * first + added[0] * second
             flat.index_copy_(0, part.queries, merged.to(flat.dtype))
             lse.index_copy_(1, part.queries, both)

@@ -30,9 +30,9 @@ class LongSample:
         """(heads, all tokens, ...) -> (1, heads, tokens, ...), in the same memory."""
         return heads.narrow(1, self.start, self.tokens).unsqueeze(0)
 
-    def write(self, found: Tensor, heads: Tensor) -> None:
+    def write(self, result: Tensor, heads: Tensor) -> None:
         """The inverse of `read`."""
-        self.read(heads).copy_(found)
+        self.read(heads).copy_(result)
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class ShortSamples:
 
     def read(self, heads: Tensor, *, repeat: bool = True) -> Tensor:
         """(heads, all tokens, ...) -> (samples, heads, tokens, ...). repeat: False reads zeros for repetitions."""
-        found = heads.transpose(0, 1).index_select(0, self.index.flatten()).unflatten(0, self.index.shape)
-        return (found if repeat else found * self.is_own[..., None, None]).transpose(1, 2)
+        group = heads.transpose(0, 1).index_select(0, self.index.flatten()).unflatten(0, self.index.shape)
+        return (group if repeat else group * self.is_own[..., None, None]).transpose(1, 2)
 
-    def write(self, found: Tensor, heads: Tensor) -> None:
+    def write(self, result: Tensor, heads: Tensor) -> None:
         """The inverse of `read`."""
-        rows, index = found.transpose(1, 2).flatten(0, 1).to(heads.dtype), self.index.flatten()
+        rows, index = result.transpose(1, 2).flatten(0, 1).to(heads.dtype), self.index.flatten()
         heads.transpose(0, 1).index_copy_(0, index.index_select(0, self.own), rows.index_select(0, self.own))
 
 
@@ -103,5 +103,5 @@ def _joined(samples: Sequence[tuple[int, int]], device: torch.device) -> ShortSa
     starts, lengths = torch.tensor(samples)[..., None].unbind(1)  # (samples, 1) each
     place = torch.arange(int(lengths.max()))
     is_own = place < lengths
-    index, own = starts + place.minimum(lengths - 1), is_own.flatten().nonzero().flatten()
-    return ShortSamples(index.to(device), is_own.to(device), own.to(device))
+    index, mine_index = starts + place.minimum(lengths - 1), is_own.flatten().nonzero().flatten()
+    return ShortSamples(index.to(device), is_own.to(device), mine_index.to(device))

@@ -106,12 +106,12 @@ def _failure_of_kind(language_model: nn.Module, kind: str) -> str:
     mask, samples, calls = no_mask(1, META), CuSeqlens.of([[1, 1]], 2), list[str]()
 
     def trial(
-        _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **given: object
+        _module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: object
     ) -> tuple[Tensor, None]:
-        asked = unsupported({name: one for name, one in given.items() if name != "samples"})
-        if attention_mask is not mask or given.get("samples") is not samples:
+        asked = unsupported({name: value for name, value in options.items() if name != "samples"})
+        if attention_mask is not mask or options.get("samples") is not samples:
             calls.append("its layers do not pass further inputs on to attention")
-        elif has_window and not given.get("sliding_window"):
+        elif has_window and not options.get("sliding_window"):
             calls.append("its layers do not say their windows")
         else:
             calls.append(f"its attention has {', '.join(asked)}" if asked else "")
@@ -135,10 +135,10 @@ def _failure_of_kind(language_model: nn.Module, kind: str) -> str:
     return calls[0] if len(calls) == 1 else f"one layer asks for attention {len(calls)} times"
 
 
-def unsupported(given: Mapping[str, object]) -> list[str]:
+def unsupported(options: Mapping[str, object]) -> list[str]:
     """Features of attention that a model asks for and ours lacks. given: further arguments, by transformers' names."""
-    asked = [name for name in UNSUPPORTED if given.get(name) is not None]
-    return asked + ["dropout"] * bool(given.get("dropout")) + ["is_causal"] * (given.get("is_causal") is False)
+    asked = [name for name in UNSUPPORTED if options.get(name) is not None]
+    return asked + ["dropout"] * bool(options.get("dropout")) + ["is_causal"] * (options.get("is_causal") is False)
 
 
 def sees_all_before(config: PreTrainedConfig) -> bool:

@@ -25,7 +25,7 @@ def layers_of(encoder: nn.Module) -> list[nn.Module]:
     """The encoder's own layers: its longest list of modules of one class, mergers left out."""
     mergers = set(mergers_of(encoder))
     lists = [list(part) for part in encoder.modules() if isinstance(part, nn.ModuleList) and mergers.isdisjoint(part)]
-    return max((one for one in lists if len({type(layer) for layer in one}) == 1), key=len, default=[])
+    return max((layers for layers in lists if len({type(layer) for layer in layers}) == 1), key=len, default=[])
 
 
 def names_from_end(model: PreTrainedModel) -> dict[str, str]:
@@ -35,11 +35,11 @@ def names_from_end(model: PreTrainedModel) -> dict[str, str]:
     layers = layers_of(encoder)
     count = len(layers)
     starts = {f"{modules[layer]}.": f"{number - count}." for number, layer in enumerate(layers)}
-    found = {}
+    names = {}
     for name in (f"{modules[encoder]}.{inner}" for inner, _ in encoder.named_parameters()):
-        start = next((one for one in starts if name.startswith(one)), "")
-        found[starts[start] + name.removeprefix(start) if start else name] = name
-    return found
+        start = next((prefix for prefix in starts if name.startswith(prefix)), "")
+        names[starts[start] + name.removeprefix(start) if start else name] = name
+    return names
 
 
 def merger_parts(encoder: nn.Module) -> dict[str, nn.Module]:
@@ -125,7 +125,7 @@ def round_output(_encoder: nn.Module, _inputs: object, output: ModelOutput) -> o
 
 def _rounded(value: object) -> object:
     if isinstance(value, list | tuple):
-        return type(value)(_rounded(one) for one in value)
+        return type(value)(_rounded(item) for item in value)
     if isinstance(value, Tensor) and value.is_floating_point():
         return value.to(torch.bfloat16).to(value.dtype)
     return value

@@ -57,24 +57,24 @@ class Examination:
 
 def require_trainable(config: ModelConfig, *, pack: bool, cached: bool) -> None:
     """Raise ConfigError for a model that cannot be trained on packed sequences, or not at all. Takes seconds."""
-    kind, found = part_config(config.tower).model_type, examine(config)
-    if not found.is_causal:
+    kind, examined = part_config(config.tower).model_type, examine(config)
+    if not examined.is_causal:
         raise ConfigError(
             f"in a {kind} model attention is not causal, so answers would be visible to their own prediction",
             expected="a model whose texts are causal",
         )
-    if not found.has_plain_head:
+    if not examined.has_plain_head:
         raise ConfigError(
             f"a {kind} model changes logits after its head, which the loss here would not see",
             expected="a model whose logits are its head's",
         )
-    if pack and not found.keeps_apart:
+    if pack and not examined.keeps_apart:
         layers = sorted(set(getattr(part_config(config.tower).get_text_config(), "layer_types", None) or ()))
         which = f" (its layers are {', '.join(layers)})" if layers else ""
         raise ConfigError(
             f"a {kind} model lets samples in one sequence see each other{which}", fix="set data.pack to false"
         )
-    if cached and not found.stored:
+    if cached and not examined.stored:
         raise ConfigError(
             f"features of a {kind} model cannot be stored: its encoder's output for an image changes with those "
             "beside it",
@@ -235,15 +235,15 @@ def _ids(images: PublishedImages, size: tuple[int, int], text: str) -> Tensor:
     """Tokens of an image with text before and after it."""
     (written,) = images.texts((size,))
     lengths = iter(written.runs)
-    tokenizer, found = images.processor.tokenizer, []
+    tokenizer, ids = images.processor.tokenizer, []
     mark = written.text.replace(IMAGE_TOKEN, images.image_token)
     for token in tokenizer(f"{text} {mark} {text}", add_special_tokens=False)["input_ids"]:
-        found += [token] * (next(lengths) if token == images.image_token_id else 1)
-    return torch.tensor(found)
+        ids += [token] * (next(lengths) if token == images.image_token_id else 1)
+    return torch.tensor(ids)
 
 
-def _equal(found: Tensor, expected: Tensor) -> bool:
-    return bool((found - expected).abs().max() <= DTYPES[expected.dtype] * expected.abs().max())
+def _equal(actual: Tensor, expected: Tensor) -> bool:
+    return bool((actual - expected).abs().max() <= DTYPES[expected.dtype] * expected.abs().max())
 
 
 def _small(whole: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
@@ -266,7 +266,7 @@ def _small(whole: PreTrainedConfig) -> Iterator[PreTrainedConfig]:
 def fewer_tower_layers(small: PreTrainedConfig, vision: PreTrainedConfig) -> None:
     """Keep as many as there are between the layer whose output is used, or the first level of several, and the end."""
     used = [getattr(small, name, -1) for name in ("vision_feature_layer", "vision_feature_layers")]
-    used = [layer for one in used for layer in (one if isinstance(one, list | tuple) else [one])]
+    used = [layer for item in used for layer in (item if isinstance(item, list | tuple) else [item])]
     levels = getattr(vision, "deepstack_visual_indexes", None) or ()
     if max(used) >= 0:
         return

@@ -61,7 +61,7 @@ def _counted(section: str) -> CountedFlops:
     for size in (SMALL_IMAGE, LARGE_IMAGE):
         inputs = images.tensors([Image.new("RGB", size)])
         with _counting(module) as counts:
-            module.features({name: one for name, one in inputs.items() if name in module.features_of})
+            module.features({name: value for name, value in inputs.items() if name in module.features_of})
         of_images.append((images.patches_of(size)[0], counts))
     of_texts = []
     for tokens in TOKENS:
@@ -76,9 +76,9 @@ def _counted(section: str) -> CountedFlops:
     )
 
 
-def _growth(found: list[tuple[int, Counter[ModelPart]]], part: ModelPart) -> Growth:
+def _growth(counts: list[tuple[int, Counter[ModelPart]]], part: ModelPart) -> Growth:
     """Through two points, or a line through the larger one where that would bend down: small images are padded."""
-    (few, low), (many, high) = ((count, flops[part]) for count, flops in sorted(found, key=lambda each: each[0]))
+    (few, low), (many, high) = ((count, flops[part]) for count, flops in sorted(counts, key=lambda pair: pair[0]))
     bend = 0.0 if few == many else (high / many - low / few) / (many - few)
     quadratic = max(0.0, bend)
     return Growth(linear=max(0.0, high / many - quadratic * many), quadratic=quadratic)
@@ -102,8 +102,8 @@ def _counting(module: nn.Module) -> Iterator[Counter[ModelPart]]:
     mode = _Count()
     with contextlib.ExitStack() as hooks, torch.no_grad():
         for name, inner in module.named_modules():
-            if own := next(iter(inner._parameters), None):
-                part = part_of(f"{name}.{own}")
+            if first := next(iter(inner._parameters), None):
+                part = part_of(f"{name}.{first}")
                 hooks.enter_context(inner.register_forward_pre_hook(functools.partial(mode.enter, part)))
         hooks.enter_context(mode)
         yield mode.flops
@@ -128,13 +128,13 @@ class _Count(TorchDispatchMode):
         if formula is None and (has_values or not _may_be_left_out(func, args)):
             output = func(*args, **kwargs)
             return output if has_values else _without_values(output)
-        on_meta = tree_map_only(Tensor, lambda one: one.to("meta"), (args, kwargs))
+        on_meta = tree_map_only(Tensor, lambda value: value.to("meta"), (args, kwargs))
         output = func(*on_meta[0], **on_meta[1])
         if formula:
             self.flops[self._part] += formula(*args, **kwargs, out_val=output)
         elif any(isinstance(leaf, Tensor) and not leaf.is_floating_point() for leaf in tree_leaves(output)):
             return func(*args, **kwargs)  # a comparison
-        return _without_values(tree_map_only(Tensor, lambda one: torch.zeros_like(one, device="cpu"), output))
+        return _without_values(tree_map_only(Tensor, lambda value: torch.zeros_like(value, device="cpu"), output))
 
 
 def _without_values(output: object) -> object:
@@ -149,7 +149,7 @@ def _may_be_left_out(func: OpOverload, args: tuple[object, ...]) -> bool:
     """Return whether an operation takes large features number by number, or row by row, and gives new ones."""
     if func._schema.is_mutable or (torch.Tag.pointwise not in func.tags and func._overloadpacket not in BY_ROW):
         return False
-    return any(isinstance(one, Tensor) and one.is_floating_point() and one.numel() >= LARGE for one in args)
+    return any(isinstance(value, Tensor) and value.is_floating_point() and value.numel() >= LARGE for value in args)
 
 
 BY_ROW = {torch.ops.aten.native_layer_norm, torch.ops.aten._softmax, torch.ops.aten.mean}

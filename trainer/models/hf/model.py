@@ -242,8 +242,8 @@ class HfVLM(PackedVLM):
     def _traced(self, input_ids: Tensor, position_ids: Tensor, projected: Tensor, samples: CuSeqlens | None) -> Tensor:
         """For traces with fake tensors, which have no values that the library's forward pass asks for: the language
         model alone, after images that are projected already."""
-        trained = [one for name, one in self.named_parameters() if one.requires_grad and part_of(name) == "projector"]
-        first = sum((one.flatten()[0] for one in trained), start=projected.new_zeros(()))
+        trained = [p for name, p in self.named_parameters() if p.requires_grad and part_of(name) == "projector"]
+        first = sum((p.flatten()[0] for p in trained), start=projected.new_zeros(()))
         hidden = embedded(self.model, input_ids, self.encoded(projected + first))
         positions = self._positions(input_ids, position_ids, {PROJECTED: projected}, samples)
         more = {}
@@ -300,17 +300,17 @@ class HfVLM(PackedVLM):
         places = position_ids.flatten().repeat(4, 1)
         if longest:
             index = torch.tensor([start for start, _ in bounds])[:, None] + torch.arange(longest)
-            own = index < torch.tensor([end for _, end in bounds])[:, None]
-            index, own = (index * own).to(input_ids.device), own.to(input_ids.device)
+            inside = index < torch.tensor([end for _, end in bounds])[:, None]
+            index, inside = (index * inside).to(input_ids.device), inside.to(input_ids.device)
             by_token = {"input_ids": input_ids} | {name: inputs[name] for name in TYPES if name in inputs}
-            rows = {name: value.flatten()[index] * own for name, value in by_token.items()}
+            rows = {name: value.flatten()[index] * inside for name, value in by_token.items()}
             takes = inspect.signature(self.model.base_model.get_rope_index).parameters
-            given = {name: value for name, value in (inputs | rows).items() if name in takes}
-            found, _ = self.model.base_model.get_rope_index(**given, attention_mask=own.long())
-            if len(found) != ROPE_AXES:
+            values = {name: value for name, value in (inputs | rows).items() if name in takes}
+            ropes, _ = self.model.base_model.get_rope_index(**values, attention_mask=inside.long())
+            if len(ropes) != ROPE_AXES:
                 kind = self.model.config.model_type
-                raise ConfigError(f"positions of a {kind} model have {len(found)} axes", expected=f"{ROPE_AXES} axes")
-            places[1:, index[own]] = found[:, own].to(places)
+                raise ConfigError(f"positions of a {kind} model have {len(ropes)} axes", expected=f"{ROPE_AXES} axes")
+            places[1:, index[inside]] = ropes[:, inside].to(places)
             for run in runs:
                 if run.after is not None:  # text after a prefix, as that of the first sample that has it
                     further = torch.arange(run.end - run.start, device=places.device)

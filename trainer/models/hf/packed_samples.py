@@ -54,7 +54,7 @@ def separate_samples(packed: PackedSamples) -> object:
             packed.why_masked = packed.why_masked or "the library makes masks, since tokens of an image see each other"
             seen = same_sample(positions)
             masks = mask if isinstance(mask, dict) else {"": mask}
-            apart = {name: _both(one, seen) for name, one in masks.items()}
+            apart = {name: _both(mask, seen) for name, mask in masks.items()}
             return args, inputs | {"attention_mask": apart if isinstance(mask, dict) else apart[""]}
         return args, inputs | block_diagonal_mask(language_model.config, positions, samples)
 

@@ -90,10 +90,10 @@ class PublishedImages:
         self.image_token = str(tokenizer.convert_ids_to_tokens(self.image_token_id))
         # One processor (Qianfan-OCR) has a token of its own for what templates write.
         self.placeholder = str(getattr(self.processor, "image_placeholder_token", "") or self.processor.image_token)
-        self.typed_token_ids = [int(one) for one in self.processor.image_token_ids if one is not None]
+        self.typed_token_ids = [int(token) for token in self.processor.image_token_ids if token is not None]
         merged = self.processor._merge_kwargs(tokenizer_init_kwargs=tokenizer.init_kwargs, return_tensors="pt")
-        own = inspect.getfullargspec(self.processor._process_images).args
-        self._images_kwargs = merged["images_kwargs"] | {name: merged[name] for name in own if name in merged}
+        names = inspect.getfullargspec(self.processor._process_images).args
+        self._images_kwargs = merged["images_kwargs"] | {name: merged[name] for name in names if name in merged}
         self._of_thread = threading.local()
         self.texts = functools.lru_cache(KEPT_TEXTS)(self._texts)
         self.layout = functools.lru_cache(KEPT_LAYOUTS)(self._layout)
@@ -135,7 +135,7 @@ class PublishedImages:
         that takes no text without an image."""
         text = {"text": ["text"], "add_special_tokens": False}
         try:
-            made, plain = (list(one(**text)["input_ids"][0]) for one in (self.processor, self.processor.tokenizer))
+            made, plain = (list(call(**text)["input_ids"][0]) for call in (self.processor, self.processor.tokenizer))
         except (ValueError, TypeError):
             return []
         return made[: len(made) - len(plain)]
@@ -205,8 +205,8 @@ class PublishedImages:
         """This thread's: what one keeps while it works is its model's own affair."""
         copies: dict[int, ProcessorMixin] = vars(self._of_thread).setdefault("copies", {})
         if id(processor) not in copies:
-            own = copies[id(processor)] = copy.copy(processor)
-            own.image_processor = copy.deepcopy(processor.image_processor)
+            copied = copies[id(processor)] = copy.copy(processor)
+            copied.image_processor = copy.deepcopy(processor.image_processor)
         return copies[id(processor)]
 
     def save(self, tokenizer: PreTrainedTokenizerFast, folder: Path, published: WeightsConfig) -> None:
@@ -308,7 +308,7 @@ def join(samples: Sequence[Tensors]) -> Tensors:
     names = dict.fromkeys(name for sample in samples for name in sample)
     pixels = samples[0].get("pixel_values")
     by_sample = PIXEL_MASK in names and pixels is not None and pixels.ndim == SAMPLE_AXES
-    return {name: _joined([one[name] for one in samples if name in one], axis=int(by_sample)) for name in names}
+    return {name: _joined([item[name] for item in samples if name in item], axis=int(by_sample)) for name in names}
 
 
 def _behind_each_other(samples: Sequence[Tensors]) -> Iterator[Tensors]:
@@ -341,12 +341,12 @@ def _processor(part: WeightsConfig, config: PreTrainedConfig, settings: Mapping[
             f"transformers has no processor for {part.weights}", expected="a model whose images it knows how to prepare"
         )
     try:
-        own = {
+        options = {
             "image_processor": load_pretrained(AutoImageProcessor, part, backend="pil", **settings),
             "tokenizer": load_pretrained(AutoTokenizer, part, use_fast=True),
         }
         bare = without_video(kind)
-        arguments = [own.get(name) for name in bare.get_attributes()]
+        arguments = [options.get(name) for name in bare.get_attributes()]
         return bare.from_args_and_dict(arguments, published_json(part, PROCESSOR_NAME))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if "'NoneType' object has no attribute" in str(error) and "video_processor" in bare.get_attributes():

@@ -75,8 +75,8 @@ class StoredEncoder(nn.Module):
 
     def __init__(self, encoder: nn.Module, stored: StoredOutput | None) -> None:
         super().__init__()
-        own = {name: value for name, value in vars(encoder).items() if not name.startswith("_") and name != "training"}
-        self.__dict__.update(own)  # settings that models read, such as spatial_merge_size
+        state = {key: value for key, value in vars(encoder).items() if not key.startswith("_") and key != "training"}
+        self.__dict__.update(state)  # settings that models read, such as spatial_merge_size
         self.stored, self.rows = stored, torch.empty(0)
         for name, part in merger_parts(encoder).items() if stored is None or stored.patches else ():
             self.add_module(name, part)
@@ -92,7 +92,7 @@ def encoder_output(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Mode
     dtype = next(encoder.parameters()).dtype
 
     def cast(_: nn.Module, args: tuple[object, ...], named: dict[str, object]) -> object:
-        return tree_map_only(Tensor, lambda one: one.to(dtype) if one.is_floating_point() else one, (args, named))
+        return tree_map_only(Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, (args, named))
 
     def leave(_: nn.Module, __: object, output: object) -> None:
         raise _Reached(copy.copy(output))
@@ -157,12 +157,12 @@ def find_stored_output(model: PreTrainedModel, images: Sequence[Tensors], blank:
     shapes = [{tuple(tensor.shape) for tensor in tensors} for tensors in parts]
     if not fields or any(len(of_output) != 1 for of_output in shapes):
         return None
-    (*own, whole, blanks) = (next(iter(of_output)) for of_output in shapes)
-    axis = next((place for place, size in enumerate(whole[:-1]) if size == sum(shape[place] for shape in own)), None)
+    (*levels, whole, blanks) = (next(iter(of_output)) for of_output in shapes)
+    axis = next((place for place, size in enumerate(whole[:-1]) if size == sum(shape[place] for shape in levels)), None)
     axes = tuple(-1 if place == axis else size for place, size in enumerate(whole[:-1]))
     if axis is None or any(size != 1 for size in axes[:axis]):
         return None
-    if len({(*shape[:axis], *shape[axis + 1 :]) for shape in (*own, whole, blanks)}) > 1:
+    if len({(*shape[:axis], *shape[axis + 1 :]) for shape in (*levels, whole, blanks)}) > 1:
         return None
     lists = {name: len(alone[0][name]) for name, place in fields if place is not None}
     stored = StoredOutput(type(alone[0]), fields, lists, axes, 0, whole[-1] * len(fields))

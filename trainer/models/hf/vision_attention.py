@@ -141,22 +141,22 @@ def at_once(query: Tensor, key: Tensor, value: Tensor, pieces: Pieces, scaling: 
     from torch.nn.attention.varlen import varlen_attn
 
     assert abs(scaling * query.shape[-1] ** 0.5 - 1) < 1e-6, scaling
-    query, key, value = (one[0].transpose(0, 1).contiguous() for one in (query, key, value))  # (patches, heads, ...)
-    found = varlen_attn(query, key, value, pieces.bounds, pieces.bounds, pieces.longest, pieces.longest)
-    assert isinstance(found, Tensor)
-    return found[None]
+    query, key, value = (x[0].transpose(0, 1).contiguous() for x in (query, key, value))  # (patches, heads, ...)
+    result = varlen_attn(query, key, value, pieces.bounds, pieces.bounds, pieces.longest, pieces.longest)
+    assert isinstance(result, Tensor)
+    return result[None]
 
 
 def by_runs(query: Tensor, key: Tensor, value: Tensor, pieces: Pieces, scaling: float) -> Tensor:
     """One call for each run of pieces, which are read where they lie."""
     outputs = []
     for start, tokens, count in pieces.runs:
-        own = [
+        qkv = [
             tensor[0].narrow(1, start, tokens * count).unflatten(1, (count, tokens)).transpose(0, 1)
             for tensor in (query, key, value)
         ]
-        found = F.scaled_dot_product_attention(own[0], own[1], own[2], scale=scaling)  # (count, heads, tokens, ...)
-        outputs.append(found.transpose(1, 2).flatten(0, 1))
+        result = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], scale=scaling)  # (count, heads, tokens, ...)
+        outputs.append(result.transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs)[None]
 
 
@@ -169,15 +169,15 @@ def _is_right(device: torch.device, dtype: torch.dtype, heads: int, head_dim: in
 
     def results(tried: Callable[..., Tensor]) -> list[Tensor]:
         with torch.enable_grad(), torch.autocast(device.type, enabled=False):
-            own = [tensor.clone().requires_grad_() for tensor in tensors]
-            output = tried(*own, pieces, head_dim**-0.5)
-            return [output.detach(), *torch.autograd.grad(output.square().sum(), own)]
+            copies = [tensor.clone().requires_grad_() for tensor in tensors]
+            output = tried(*copies, pieces, head_dim**-0.5)
+            return [output.detach(), *torch.autograd.grad(output.square().sum(), copies)]
 
-    if not (found := disagreement(lambda: results(at_once), lambda: results(by_runs))):
+    if not (problem := disagreement(lambda: results(at_once), lambda: results(by_runs))):
         return True
     warnings.warn(
         f"torch's variable-length attention is not used in the tower, for {heads} heads of {head_dim} in {dtype} on "
-        f"{device}: {found}. Windows then take a launch for each row of them.",
+        f"{device}: {problem}. Windows then take a launch for each row of them.",
         stacklevel=2,
     )
     return False

@@ -179,9 +179,9 @@ def _keep_fp32_buffers(model: nn.Module) -> None:
         made: nn.Module = type(model)(config)
     stored = model.state_dict().keys()
     for name, buffer in made.named_buffers():
-        parent, _, own = name.rpartition(".")
+        parent, _, leaf = name.rpartition(".")
         module = model.get_submodule(parent)
-        module._buffers[own] = model.get_buffer(name).to(buffer.dtype) if name in stored else buffer
+        module._buffers[leaf] = model.get_buffer(name).to(buffer.dtype) if name in stored else buffer
 
 
 def load_export(kind: type[PreTrainedModel], folder: Path, dtype: torch.dtype) -> PreTrainedModel:

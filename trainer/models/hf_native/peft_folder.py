@@ -83,13 +83,13 @@ def saved_modules(model: nn.Module) -> list[str]:
     Raises ConfigError where a trained weight lies in none, beside weights that are not saved.
     """
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    own = {name for name in trained if not is_adapter(name)} - rows_in(model).keys() - heads_of_rows(model)
-    parents = sorted({name.rpartition(".")[0] for name in own})
+    names = {name for name in trained if not is_adapter(name)} - rows_in(model).keys() - heads_of_rows(model)
+    parents = sorted({name.rpartition(".")[0] for name in names})
     outer = [name for name in parents if not any(name.startswith(f"{other}.") for other in parents if other)]
     for parent in outer:
         held = {f"{parent}.{name}" for name, _ in model.get_submodule(parent).named_parameters()}
-        if not parent or held - own:
-            name = min(name for name in own if name.rpartition(".")[0] == parent)
+        if not parent or held - names:
+            name = min(name for name in names if name.rpartition(".")[0] == parent)
             raise ConfigError(
                 f"{name} is trained, and no adapter folder can hold it: PEFT saves whole modules, and this one also "
                 "has weights that are not trained",
@@ -104,14 +104,14 @@ def require_same_adapter(config: ModelConfig) -> None:
     lora, base = config.lora, config.pretrained
     if not lora or not lora.pretrained or not base:
         return
-    found = published_json(WeightsConfig(weights=lora.pretrained), SETTINGS)
-    if found.get("peft_type") != "LORA":
+    settings = published_json(WeightsConfig(weights=lora.pretrained), SETTINGS)
+    if settings.get("peft_type") != "LORA":
         raise ConfigError(
             f"model.lora.pretrained {lora.pretrained} holds no LoRA adapter"
-            + (f" but one of kind {found['peft_type']}" if found else f": it has no {SETTINGS}"),
+            + (f" but one of kind {settings['peft_type']}" if settings else f": it has no {SETTINGS}"),
             expected="a folder in PEFT's format, as a run with model.lora.export adapter writes it",
         )
-    known = (found.get("base_model_name_or_path"), str(found.get("revision") or base.revision))
+    known = (settings.get("base_model_name_or_path"), str(settings.get("revision") or base.revision))
     if known != (base.weights, base.revision or known[1]):
         raise ConfigError(
             f"model.lora.pretrained {lora.pretrained} is an adapter for {known[0]}{_at(known[1])}, and "
@@ -120,11 +120,11 @@ def require_same_adapter(config: ModelConfig) -> None:
             fix=f"set model.pretrained to that base, or correct base_model_name_or_path in its {SETTINGS} if it only "
             "has another address",
         )
-    if other := [name for name, field in FIELDS.items() if found.get(name, False) != getattr(lora, field)]:
-        wanted = ", ".join(f"{FIELDS[name]}: {json.dumps(found.get(name, False))}" for name in other)
+    if other := [name for name, field in FIELDS.items() if settings.get(name, False) != getattr(lora, field)]:
+        changes = ", ".join(f"{FIELDS[name]}: {json.dumps(settings.get(name, False))}" for name in other)
         raise ConfigError(
             f"model.lora.pretrained {lora.pretrained} was made with other settings than model.lora has",
-            expected=f"in model.lora {wanted}",
+            expected=f"in model.lora {changes}",
         )
 
 
@@ -175,8 +175,8 @@ def load_adapter(model: nn.Module, lora: LoraConfig) -> None:
         there = set(file.keys())
         for name, stored in stored_names(model).items():
             if stored in there:
-                parent, _, own = name.rpartition(".")
-                setattr(model.get_submodule(parent), own, nn.Parameter(file.get_tensor(stored).float()))
+                parent, _, leaf = name.rpartition(".")
+                setattr(model.get_submodule(parent), leaf, nn.Parameter(file.get_tensor(stored).float()))
 
 
 def merged_model(

@@ -72,15 +72,15 @@ def load_pretrained(loader: Any, part: WeightsConfig, **arguments: object) -> An
 def part_config(part: WeightsConfig) -> PreTrainedConfig:
     """The transformers configuration that a part of the run file names or holds, for a model in fp32."""
     if part.weights:
-        found = load_pretrained(AutoConfig, part)
+        config = load_pretrained(AutoConfig, part)
     else:
         settings = dict(part.config)
         try:
-            found = AutoConfig.for_model(settings.pop("model_type"), **settings)
+            config = AutoConfig.for_model(settings.pop("model_type"), **settings)
         except (ValueError, TypeError) as error:
             raise ConfigError(f"model configuration {part.config} is not valid: {error}") from error
-    set_dtype(found, torch.float32)
-    return found
+    set_dtype(config, torch.float32)
+    return config
 
 
 def set_dtype(config: PreTrainedConfig, dtype: torch.dtype) -> None:

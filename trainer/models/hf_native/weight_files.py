@@ -79,10 +79,8 @@ class WeightFiles:
 
     def index(self) -> Path | None:
         """The index of its shards, on this machine; None for a model without."""
-        found = self._find(SAFE_WEIGHTS_INDEX_NAME)
-        return (
-            model_file(self._published, SAFE_WEIGHTS_INDEX_NAME, weights=False) if isinstance(found, Source) else found
-        )
+        path = self._find(SAFE_WEIGHTS_INDEX_NAME)
+        return model_file(self._published, SAFE_WEIGHTS_INDEX_NAME, weights=False) if isinstance(path, Source) else path
 
     def opened(self, name: str) -> safe_open | RangedFile:
         """A safetensors file that it has, as `safetensors.safe_open` gives it."""
@@ -127,7 +125,7 @@ def _at_commit(part: WeightsConfig) -> WeightsConfig:
     """The part with a commit as its revision: the one of which this machine has a copy, else that of the hub."""
     names = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)
     commits = (path.parent.name for name in names if (path := _in_cache(part, name)))
-    on_hub = (found.commit_hash for name in names if (found := _look_up(part, name)))
+    on_hub = (file.commit_hash for name in names if (file := _look_up(part, name)))
     commit = next(itertools.chain(commits, on_hub), None)
     return part.model_copy(update={"revision": commit}) if commit else part
 
@@ -135,8 +133,8 @@ def _at_commit(part: WeightsConfig) -> WeightsConfig:
 def _in_cache(part: WeightsConfig, name: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(part.weights, name, revision=part.revision or None)
-    return Path(found) if isinstance(found, str) else None
+    path = try_to_load_from_cache(part.weights, name, revision=part.revision or None)
+    return Path(path) if isinstance(path, str) else None
 
 
 def _look_up(part: WeightsConfig, name: str) -> HfFileMetadata | None:
@@ -154,9 +152,9 @@ def _on_hub(part: WeightsConfig, name: str) -> Source | None:
     from huggingface_hub import hf_hub_url
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_backoff
 
-    if (found := _look_up(part, name)) is None:
+    if (file := _look_up(part, name)) is None:
         return None
-    url = hf_hub_url(part.weights, name, revision=found.commit_hash)
+    url = hf_hub_url(part.weights, name, revision=file.commit_hash)
 
     def read(start: int, end: int) -> bytes:
         headers = {**build_hf_headers(), "Range": f"bytes={start}-{end - 1}"}
@@ -165,8 +163,8 @@ def _on_hub(part: WeightsConfig, name: str) -> Source | None:
             hf_raise_for_status(answer)
             return bytes(answer.content)
 
-    assert found.size is not None, "file_on_hub has looked"
-    return Source(f"{part.weights}@{found.commit_hash}/{name}", found.size, read)
+    assert file.size is not None, "file_on_hub has looked"
+    return Source(f"{part.weights}@{file.commit_hash}/{name}", file.size, read)
 
 
 @dataclass(frozen=True)
@@ -204,8 +202,8 @@ class RangedFile:
         if place.dtype not in READ:
             raise self._damaged(f"{name} has the type {place.dtype}, which is not read here")
         for _ in range(TRANSFER_ATTEMPTS):
-            data, found = self._read(place.start, place.end)
-            if self._sums.setdefault(key, found) == found:
+            data, checksum = self._read(place.start, place.end)
+            if self._sums.setdefault(key, checksum) == checksum:
                 break
         else:
             raise self._damaged(f"{name} has other bytes than when it was first read")

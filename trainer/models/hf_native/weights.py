@@ -91,11 +91,11 @@ class StoredWeights:
         wrong = []
         for name, known in stored.items():
             with self._opened(known) as file:
-                found = torch.Size(file.get_slice(known).get_shape())
+                shape = torch.Size(file.get_slice(known).get_shape())
             if self._has_rows(name):
-                found = torch.Size((max(found[0], self._num_tokens), *found[1:]))
-            if found != shapes[name]:
-                wrong.append(f"{known} is {tuple(found)} instead of {tuple(shapes[name])}")
+                shape = torch.Size((max(shape[0], self._num_tokens), *shape[1:]))
+            if shape != shapes[name]:
+                wrong.append(f"{known} is {tuple(shape)} instead of {tuple(shapes[name])}")
         if wrong:
             raise ConfigError(
                 f"{self._part.weights} holds {len(wrong)} of the {len(shapes)} weights of the {part} in other shapes, "
@@ -106,9 +106,9 @@ class StoredWeights:
     def _stored_name(self, name: str) -> str:
         """The weight's name in the files; empty where they do not have it."""
         stored_as = self._model.stored_as.items()
-        others = [name.replace(own, other, 1) for own, all_ in stored_as if name.startswith(own) for other in all_]
+        others = [name.replace(old, other, 1) for old, all_ in stored_as if name.startswith(old) for other in all_]
         # A name that is known may still be of values in another form, such as transposed ones.
-        there = (one for one in (name, *others) if one in self._files and self._model.renamed(one))
+        there = (key for key in (name, *others) if key in self._files and self._model.renamed(key))
         known = next(there, "") or self._published_names.get(name, "")
         if not known and name == HEAD and self._is_tied:
             return self._stored_name(self._model.embedding)
@@ -152,8 +152,8 @@ class StoredWeights:
 
     def _pickles(self) -> str:
         """Says that there are weights that are not read."""
-        found = [name for name in PICKLES if self._source.has(name)]
-        return f"; {found[0]} is a pickle, which may run code when it is read, and is not read" if found else ""
+        pickles = [name for name in PICKLES if self._source.has(name)]
+        return f"; {pickles[0]} is a pickle, which may run code when it is read, and is not read" if pickles else ""
 
 
 class DrawnWeights:

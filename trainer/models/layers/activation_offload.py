@@ -62,10 +62,10 @@ class ActivationOffload:
     def _load(self, entry: OffloadedInput) -> Tensor:
         self._last = entry.before
         before = entry.before()
-        for each in (entry, before):
-            if each is not None and each.on_device is None:
-                each.on_device = torch.empty(each.host.shape, dtype=each.host.dtype, device=self._device)
-                each.copied = self._copy(each.on_device, each.host)
+        for inputs in (entry, before):
+            if inputs is not None and inputs.on_device is None:
+                inputs.on_device = torch.empty(inputs.host.shape, dtype=inputs.host.dtype, device=self._device)
+                inputs.copied = self._copy(inputs.on_device, inputs.host)
         self._streams.current_stream().wait_event(entry.copied)
         tensor, entry.on_device = entry.on_device, None
         assert tensor is not None

@@ -76,14 +76,14 @@ def compute_weights(outer: nn.Module, experts: nn.Module) -> None:
         kind = hidden.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
         weights = {name: make() for name, make in _makers(outer, experts, dtype).items()}
-        own = vars(experts)
-        own |= weights  # in front of parameters of these names
+        attributes = vars(experts)
+        attributes |= weights  # in front of parameters of these names
         try:
             with _recomputed(weights, functools.partial(_makers, outer, experts, dtype)):
                 output: Tensor = plain(hidden, *args, **named)
         finally:
             for name in weights:
-                own.pop(name, None)
+                attributes.pop(name, None)
         return output
 
     outer.forward = forward

@@ -105,9 +105,9 @@ def token_rows(model: nn.Module) -> dict[str, Tensor]:
 
 def in_frozen_parts(module: nn.Module) -> set[nn.Parameter]:
     """Parameters of parts in which only adapters are trained, if anything. module: a model or a training module."""
-    own = [(name, parameter) for name, parameter in module.named_parameters() if not is_adapter(name)]
-    trained = {part_of(name) for name, parameter in own if parameter.requires_grad}
-    return {parameter for name, parameter in own if part_of(name) not in trained}
+    named = [(name, parameter) for name, parameter in module.named_parameters() if not is_adapter(name)]
+    trained = {part_of(name) for name, parameter in named if parameter.requires_grad}
+    return {parameter for name, parameter in named if part_of(name) not in trained}
 
 
 def trains(module: nn.Module | None) -> bool:
@@ -165,11 +165,11 @@ def _require_matches(
     """names: of all parameters -> whether they get a gradient. unadapted: that may be trained beside adapters."""
     for field in ("freeze_parameters", "train_parameters"):
         for pattern in getattr(config, field):
-            found = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
-            if not any(names[name] for name in found):
+            hits = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+            if not any(names[name] for name in hits):
                 raise _unmatched(f"model.{field} has {pattern!r}", pattern, names, copies)
             parts = config.lora.parts if config.lora else ()
-            adapted = [name for name in found if part_of(name) in parts and name not in unadapted]
+            adapted = [name for name in hits if part_of(name) in parts and name not in unadapted]
             if adapted:
                 raise ConfigError(
                     f"model.{field} has {pattern!r}, which names {min(adapted)} of the "
@@ -178,7 +178,7 @@ def _require_matches(
                     "embedding and the head of a base that is not quantized",
                     fix="narrow the pattern, or leave model.lora out",
                 )
-            in_rows = [name for name in found if name in unadapted] if config.lora and config.lora.train_tokens else []
+            in_rows = [name for name in hits if name in unadapted] if config.lora and config.lora.train_tokens else []
             if in_rows:
                 raise ConfigError(
                     f"model.{field} has {pattern!r}, which names {in_rows[0]}, and model.lora.train_tokens trains some "
@@ -188,21 +188,21 @@ def _require_matches(
                 )
 
 
-def _unmatched(said: str, pattern: str, names: Mapping[str, bool], copies: Mapping[str, str]) -> ConfigError:
+def _unmatched(option: str, pattern: str, names: Mapping[str, bool], copies: Mapping[str, str]) -> ConfigError:
     tied = sorted(name for name in copies if fnmatch.fnmatchcase(name, pattern))
     if tied:
         return ConfigError(
-            f"{said}, and {tied[0]} is the same parameter as {copies[tied[0]]}",
+            f"{option}, and {tied[0]} is the same parameter as {copies[tied[0]]}",
             fix=f"name {copies[tied[0]]}, which is both",
         )
     if unused := sorted(name for name in names if fnmatch.fnmatchcase(name, pattern)):
         return ConfigError(
-            f"{said}, which names only parameters that get no gradient, such as {unused[0]}: they come after "
+            f"{option}, which names only parameters that get no gradient, such as {unused[0]}: they come after "
             "model.feature_layer",
             fix="leave the pattern out, or name parameters before that layer",
         )
     return ConfigError(
-        f"{said}, which matches no parameter",
+        f"{option}, which matches no parameter",
         expected=f"a pattern over names such as {', '.join(_close(pattern, names))}",
         fix="vlmpipe plan checks patterns without training; * also matches dots",
     )

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from vlmpipe.trainer.errors import ConfigError, DataError
 
 
-def require_tokens(found: int, expected: int | None) -> None:
+def require_tokens(count: int, expected: int | None) -> None:
     """Raise DataError when images give more or fewer tokens than their sequences expect. None: not known."""
-    if expected is not None and found != expected:
+    if expected is not None and count != expected:
         raise DataError(
-            f"the images of a micro-batch give {found} tokens, and its sequences expect {expected}",
+            f"the images of a micro-batch give {count} tokens, and its sequences expect {expected}",
             expected="as many as the prepared data says of these images",
             fix="prepare the data again with this model section, or set features.cache to off",
         )

@@ -89,10 +89,10 @@ def _require_adapted(model: nn.Module, targets: Targets) -> None:
     For some types it takes layers for experts, by their names, and adapts the experts' parameters instead.
     """
     adapted = {weight_name(name, module) for name, module in model.named_modules() if hasattr(module, "lora_A")}
-    wanted = {f"{name}.weight" for name in targets.layers} | set(targets.experts)
-    if adapted == wanted:
+    needed = {f"{name}.weight" for name in targets.layers} | set(targets.experts)
+    if adapted == needed:
         return
-    names = [min(some).removesuffix(".weight") for some in (adapted - wanted, wanted - adapted) if some]
+    names = [min(some).removesuffix(".weight") for some in (adapted - needed, needed - adapted) if some]
     raise _adapts_others(model, f"{' and '.join(names)} differ")
 
 

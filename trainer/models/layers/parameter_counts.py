@@ -215,8 +215,8 @@ def _trained_layers(layers: Iterable[nn.Module]) -> TrainedLayers:
         for layer in layers
     ]
     return TrainedLayers(
-        parameters=tuple(sum(one.numel() for one in layer) for layer in trained),
-        in_matrices=tuple(sum(one.numel() for one in layer if one.ndim > 1) for layer in trained),
+        parameters=tuple(sum(weight.numel() for weight in layer) for layer in trained),
+        in_matrices=tuple(sum(weight.numel() for weight in layer if weight.ndim > 1) for layer in trained),
     )
 
 

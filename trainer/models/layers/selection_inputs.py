@@ -47,11 +47,11 @@ class SelectionInputs:
         """The tokens of all images, before selection."""
         return sum(rows * columns for rows, columns in self.grids)
 
-    def sample_tokens_with(self, kept: Sequence[Sized]) -> list[list[int]]:
+    def sample_tokens_with(self, selections: Sequence[Sized]) -> list[list[int]]:
         """Return the tokens of each sequence's samples, with the kept tokens of each image instead of all slots."""
         left_over = [0] * self.num_samples
-        for sample, most, one in zip(self.image_samples, self.slots, kept, strict=True):
-            left_over[sample] += most - len(one)
+        for sample, most, selection in zip(self.image_samples, self.slots, selections, strict=True):
+            left_over[sample] += most - len(selection)
         unused = iter(left_over)
         return [[count - next(unused) for count in row] for row in self.sample_tokens]
 

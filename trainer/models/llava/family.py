@@ -247,10 +247,10 @@ def _require_features(config: ModelConfig, tower: nn.Module, expected: tuple[int
     if look not in _FEATURES:
         image = torch.empty(1, IMAGE_CHANNELS, config.image_size, config.image_size, device="meta")
         _FEATURES[look] = tuple(tower_output(config, tower, image).shape[1:])
-    found = _FEATURES[look]
-    if found != expected:
+    feature = _FEATURES[look]
+    if feature != expected:
         raise ConfigError(
-            f"the tower gives {found[0]} tokens of width {found[1]} for an image of {config.image_size} pixels",
+            f"the tower gives {feature[0]} tokens of width {feature[1]} for an image of {config.image_size} pixels",
             expected=f"{expected[0]} of width {expected[1]}, one for each patch and one more only for the class "
             "token of CLIP and DINOv2",
             fix="use another tower, or set model.feature_select to drop_cls for a tower with a class token and to "

@@ -120,8 +120,8 @@ def hub_error(error: BaseException, name: str, revision: str, file: str) -> User
     """
     from huggingface_hub import constants, errors
 
-    def meant(found: str, fix: str, code: ExitCode = ExitCode.NOT_FOUND) -> UserError:
-        return UserError(found, fix=fix, code=code)
+    def meant(problem: str, fix: str, code: ExitCode = ExitCode.NOT_FOUND) -> UserError:
+        return UserError(problem, fix=fix, code=code)
 
     if (cause := _of_client(error)) is None:
         return None
@@ -181,12 +181,12 @@ def _of_client(error: BaseException) -> BaseException | None:
     """The hub client's error among those that caused this one: an answer of the hub before the client's own errors."""
     from huggingface_hub import errors
 
-    own = (errors.HTTPError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, errors.DryRunError)
+    errors_of_hub = (errors.HTTPError, errors.OfflineModeIsEnabled, errors.LocalEntryNotFoundError, errors.DryRunError)
     causes: list[BaseException] = []
     seen: BaseException | None = error
     while seen is not None:
         causes.append(seen)
         seen = seen.__cause__ or seen.__context__
     answers = [cause for cause in causes if isinstance(cause, errors.HfHubHTTPError | errors.FileMetadataError)]
-    others = [cause for cause in causes if isinstance(cause, own) or str(cause).startswith(INCOMPLETE)]
+    others = [cause for cause in causes if isinstance(cause, errors_of_hub) or str(cause).startswith(INCOMPLETE)]
     return next(iter(answers + others), None)

@@ -145,7 +145,7 @@ class Session:
         """Every tool."""
         call: dict[str, object] = {"call": {"type": "string", "description": "Its id, from the answer."}}
         seconds = {"seconds": {"type": "number", "minimum": 0, "maximum": MAX_WAIT_S, "description": "Default 30."}}
-        own = [
+        own_tools = [
             ToolSpec(WAIT, "Wait for a call that was left running, and return its answer.",
                      _schema({**call, **seconds}, ["call"]), True),
             ToolSpec(STOP, "Ask a running call to end. A run saves its progress first.",
@@ -153,7 +153,7 @@ class Session:
             ToolSpec(LIMITS, "The root, the addresses, the caps, and what calls cost until now.",
                      _schema({}, []), True),
         ]  # fmt: skip
-        return [*(verb.spec() for verb in self._verbs.values()), *own]
+        return [*(verb.spec() for verb in self._verbs.values()), *own_tools]
 
     def call(self, tool: str, arguments: Mapping[str, object]) -> Answer:
         """Call a tool. Errors are answers too."""

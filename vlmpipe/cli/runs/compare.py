@@ -45,23 +45,23 @@ def compare(
         from vlmpipe.comparison.compare import compare as compared
         from vlmpipe.comparison.sides import read_sides
 
-        found = compared(read_sides(runs, root))
+        comparison = compared(read_sides(runs, root))
     written = []
     if html:
         from vlmpipe.comparison.page import build_page
 
         with os_errors(f"writing {html}"):
-            html.write_text(build_page(found), encoding="utf-8")
+            html.write_text(build_page(comparison), encoding="utf-8")
         written.append(f"page         {html}")
     if predictions:
         from vlmpipe.comparison.predictions import write_predictions
 
-        written.append(f"predictions  {predictions}, {write_predictions(found, predictions):,} rows")
+        written.append(f"predictions  {predictions}, {write_predictions(comparison, predictions):,} rows")
     if as_json:
-        print_json(found.as_json())
+        print_json(comparison.as_json())
         return
     from vlmpipe.cli.views.comparison import print_comparison
 
-    print_comparison(found)
+    print_comparison(comparison)
     if written:
         print_lines(["", *written])

@@ -80,14 +80,14 @@ def list_(
     if as_json:
         elsewhere = [{"run_id": job, **vars(record)} for job, record in submitted.items()]
         shared = listing.shared and [{**vars(data), "folder": str(data.folder)} for data in listing.shared]
-        found = {
+        listed = {
             "runs": [run.as_json() for run in listing.runs],
             "submitted": elsewhere,
             "not_listed": listing.left_out + not_submitted,
             "shared": shared,
             "other_bytes": listing.sizes,
         }
-        print_json({**found, "problems": listing.problems})
+        print_json({**listed, "problems": listing.problems})
         return
     print_listing(listing)
     if submitted:
@@ -108,11 +108,11 @@ def tag(
     from vlmpipe.platforms.short_names import full_name
 
     folder = find_run(root, full_name(run, root)).folder
-    found = change_tags(folder, [] if remove else tags, tags if remove else [])
+    tags_now = change_tags(folder, [] if remove else tags, tags if remove else [])
     if as_json:
-        print_json({"run_id": folder.name, "tags": found})
+        print_json({"run_id": folder.name, "tags": tags_now})
     else:
-        print_lines([f"{folder.name}: {', '.join(found) or 'no tags'}"])
+        print_lines([f"{folder.name}: {', '.join(tags_now) or 'no tags'}"])
 
 
 @app.command()
@@ -215,11 +215,13 @@ def _remove(removal: Removal, *, dry_run: bool, yes: bool, as_json: bool) -> Non
         if ask and not ask(f"Remove {freed_text(removal.size_bytes, removal.not_sized)} for good?"):
             raise UserError("nothing was removed", expected="the answer y", code=ExitCode.INTERRUPTED)
         if stayed := removal.apply(say=to_stderr):
-            gone = [one for one in content["shared"] if one["uri"] not in {str(data.folder) for data in stayed}]
+            gone = [
+                shared for shared in content["shared"] if shared["uri"] not in {str(data.folder) for data in stayed}
+            ]
             content |= {
                 "shared": gone,
-                "size_bytes": content["size_bytes"] - sum(one.size_bytes or 0 for one in stayed),
-                "not_sized": content["not_sized"] - sum(one.size_bytes is None for one in stayed),
+                "size_bytes": content["size_bytes"] - sum(data.size_bytes or 0 for data in stayed),
+                "not_sized": content["not_sized"] - sum(data.size_bytes is None for data in stayed),
             }
     if as_json:
         print_json({**content, "removed": not dry_run})

@@ -29,10 +29,10 @@ def logs(
     """Print what a run has printed. The pipeline and its steps, or the replicas of one job."""
     from vlmpipe.platforms.find import find
 
-    found = find(run, root=root, project=project, location=location)
-    waiting = f"asking {found.asks_for_logs} for the logs of run {found.argument}"
-    with doing(waiting) if found.asks_for_logs else contextlib.nullcontext():
-        lines = found.logs(step=step, last=last, follow=follow)
+    located = find(run, root=root, project=project, location=location)
+    waiting = f"asking {located.asks_for_logs} for the logs of run {located.argument}"
+    with doing(waiting) if located.asks_for_logs else contextlib.nullcontext():
+        lines = located.logs(step=step, last=last, follow=follow)
     try:
         for line in lines:
             print(json.dumps(line.as_json(), ensure_ascii=False) if as_json else line.shown, flush=follow)

@@ -14,7 +14,7 @@ def removal_lines(removal: Removal) -> list[str]:
     lines += [f"remove  {data.kind}/{data.folder.name}  {shown_size(data.size_bytes)}, which no run uses"
               for data in removal.shared]  # fmt: skip
     lines += [f"remove  {path.name}, which an interrupted removal left" for path in removal.leftovers]
-    lines += [f"keep    {one.run_id}: {one.reason}" for one in removal.kept[-SHOWN_KEPT:]]
+    lines += [f"keep    {entry.run_id}: {entry.reason}" for entry in removal.kept[-SHOWN_KEPT:]]
     if len(removal.kept) > SHOWN_KEPT:
         lines.append(f"keep    {len(removal.kept) - SHOWN_KEPT} older runs; --json lists them with their reasons")
     lines += [f"note    {note}" for note in removal.notes]

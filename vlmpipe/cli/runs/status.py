@@ -44,16 +44,16 @@ def status(
         _check_files(run, root, as_json)
         return
     if watching:
-        found = watch_and_show(
+        result = watch_and_show(
             run, read, on_service=on_service, plain=plain, as_json=as_json, fail_on_reject=fail_on_reject
         )
-        leave(found, fail_on_reject)
+        leave(result, fail_on_reject)
     if fail_on_reject:
         raise ConfigError("--fail-on-reject is given without --watch", fix="add --watch, or leave it out")
     asked = "its service" if on_service else "its records"
     with doing(f"asking {asked} for the status of run {run}"), answering_soon():
-        found = read()
-    show(found, as_json)
+        result = read()
+    show(result, as_json)
 
 
 def _check_files(run: str, root: str, as_json: bool) -> None:
@@ -89,9 +89,9 @@ def cancel(
     if search := find_search(run, root):
         name, asked = search.name, search.cancel()
     else:
-        found = find(run, root=root, project=project, location=location)
-        with doing(f"asking {found.asks} to cancel run {run}") if found.asks else contextlib.nullcontext():
-            name, asked = found.argument, found.cancel()
+        located = find(run, root=root, project=project, location=location)
+        with doing(f"asking {located.asks} to cancel run {run}") if located.asks else contextlib.nullcontext():
+            name, asked = located.argument, located.cancel()
     if as_json:
         print_json({"run_id": name, "asked": asked})
         return
@@ -106,5 +106,5 @@ def diagnose(
     from vlmpipe.platforms.find import find_to_diagnose
 
     with doing(f"reading the records and logs of run {run}"), answering_soon():
-        found = find_to_diagnose(run, root=root, project=project, location=location).diagnose()
-    print_json(found.as_json()) if as_json else print_lines(found.lines())
+        diagnosis = find_to_diagnose(run, root=root, project=project, location=location).diagnose()
+    print_json(diagnosis.as_json()) if as_json else print_lines(diagnosis.lines())

@@ -24,18 +24,18 @@ def watch_and_show(
     fail_on_reject: bool = False,
 ) -> Status:
     """Follow a run to its end and show how it ended."""
-    found = follow(run, read, on_service=on_service, plain=plain or as_json, say=to_stderr if as_json else print)
-    show_end(found, as_json=as_json, fail_on_reject=fail_on_reject)
-    return found
+    result = follow(run, read, on_service=on_service, plain=plain or as_json, say=to_stderr if as_json else print)
+    show_end(result, as_json=as_json, fail_on_reject=fail_on_reject)
+    return result
 
 
-def show_end(found: Status, *, as_json: bool, fail_on_reject: bool) -> None:
+def show_end(result: Status, *, as_json: bool, fail_on_reject: bool) -> None:
     """Print how a run ended: as JSON with the exit code that `leave` ends this command with."""
     if as_json:
-        code = ExitCode.REJECTED if _is_rejected(found, fail_on_reject) else found.exit_code
-        print_json({**found.as_json(), "exit_code": code})
+        code = ExitCode.REJECTED if _is_rejected(result, fail_on_reject) else result.exit_code
+        print_json({**result.as_json(), "exit_code": code})
     else:
-        print_lines(["", *found.lines()])
+        print_lines(["", *result.lines()])
 
 
 def follow(
@@ -49,32 +49,32 @@ def follow(
     return watch(run, read, view, every_s=SERVICE_POLL_S if on_service else LOCAL_POLL_S)
 
 
-def leave(found: Status, fail_on_reject: bool) -> NoReturn:
+def leave(result: Status, fail_on_reject: bool) -> NoReturn:
     """End with the run's exit code. Raises UserError (76) for a rejected model where `fail_on_reject`."""
-    if _is_rejected(found, fail_on_reject):
+    if _is_rejected(result, fail_on_reject):
         raise UserError(
-            f"the gate rejected the model. {found.decision.reason if found.decision else ''}",
+            f"the gate rejected the model. {result.decision.reason if result.decision else ''}",
             expected="an accepted model, because --fail-on-reject is given",
             fix="train for longer or on other data, or change the gate section of the run file",
             code=ExitCode.REJECTED,
         )
-    raise typer.Exit(found.exit_code or 0)
+    raise typer.Exit(result.exit_code or 0)
 
 
-def _is_rejected(found: Status, fail_on_reject: bool) -> bool:
-    return fail_on_reject and not found.exit_code and bool(found.decision and not found.decision.accepted)
+def _is_rejected(result: Status, fail_on_reject: bool) -> bool:
+    return fail_on_reject and not result.exit_code and bool(result.decision and not result.decision.accepted)
 
 
-def show(found: Status, as_json: bool) -> None:
+def show(result: Status, as_json: bool) -> None:
     """Print the status of a run."""
     if as_json:
-        print_json(found.as_json())
+        print_json(result.as_json())
         return
     from vlmpipe.cli.views.tables import print_state
     from vlmpipe.platforms.searches import SearchStatus
 
-    if isinstance(found, SearchStatus):  # its lines are the table
-        print_lines(found.lines())
+    if isinstance(result, SearchStatus):  # its lines are the table
+        print_lines(result.lines())
         return
-    print_state(found.state)
-    print_lines(["", *found.lines()])
+    print_state(result.state)
+    print_lines(["", *result.lines()])

@@ -92,7 +92,7 @@ def points_of(trainings: Mapping[str, Sequence[Training]], samples: Mapping[str,
     )
     wider = unbiased(resampled.groups) if resampled.groups > 1 else 1.0
     asked = wider * (np.stack([variant.draws for variant in variants], axis=1) - means)
-    own = (asked - asked.mean(1, keepdims=True)) * np.sqrt(len(names) / max(1, len(names) - 1))
+    unshared = (asked - asked.mean(1, keepdims=True)) * np.sqrt(len(names) / max(1, len(names) - 1))
     starts = np.array([variant.starts for variant in variants])
     error, freedom = np.sqrt(of_one / starts), int((starts - 1).sum())
     generator = np.random.default_rng(SEED)
@@ -104,8 +104,8 @@ def points_of(trainings: Mapping[str, Sequence[Training]], samples: Mapping[str,
         samples=np.array([samples[name] for name in names]),
         means=means,
         draws=means + asked + by_starts,
-        own_draws=means + own + by_starts,
-        own_error=np.sqrt(own.var(0) + error**2),
+        own_draws=means + unshared + by_starts,
+        own_error=np.sqrt(unshared.var(0) + error**2),
         start_error=np.sqrt(of_one),
         starts=starts,
         freedom=freedom,

@@ -59,8 +59,12 @@ def compared(results: SweepResults) -> SweepComparison:
         notes.append("all questions are about one image, which tells nothing of others")
     if any(len(trainings) == 1 for trainings in of_variant.values()):
         notes.append("a variant with one training has no verdict: its interval holds the chance of questions only")
-    unseen = [one.difference.could_see for one in variants if one.difference and one.verdict == "no difference shown"]
-    if could_see := [one for one in unseen if one is not None]:
+    unseen = [
+        variant.difference.could_see
+        for variant in variants
+        if variant.difference and variant.verdict == "no difference shown"
+    ]
+    if could_see := [difference for difference in unseen if difference is not None]:
         notes.append(
             f"where no difference is shown, one of {max(could_see):.3f} would have been in four of five such sweeps, "
             "before the correction for the number of variants"
@@ -134,11 +138,11 @@ def _verdict(difference: Measured | None, p_corrected: float | None, starts: int
 
 
 def _selection(trainings: Sequence[Training]) -> dict[str, float] | None:
-    found = {name: [training.selection(name) for training in trainings] for name in SELECTIONS}
+    selections = {name: [training.selection(name) for training in trainings] for name in SELECTIONS}
     means = {
-        name: fmean(one for one in values if one is not None)
-        for name, values in found.items()
-        if any(one is not None for one in values)
+        name: fmean(value for value in values if value is not None)
+        for name, values in selections.items()
+        if any(value is not None for value in values)
     }
     return means or None
 
@@ -147,10 +151,10 @@ def _fronts(of_variant: dict[str, list[Training]], resampled: Resampled) -> dict
     """By kind of cost, the variants at which no other has both a better score and a lower cost."""
     tokens, hours = dict[str, tuple[float, float]](), dict[str, tuple[float, float]]()
     for name, score in resampled.means.items():
-        hours[name] = (fmean(one.device_hours for one in of_variant[name]), score)
-        kept = [one.selection("mean_image_tokens") for one in of_variant[name]]
-        if all(one is not None for one in kept):
-            tokens[name] = (fmean(one for one in kept if one is not None), score)
+        hours[name] = (fmean(training.device_hours for training in of_variant[name]), score)
+        mean_tokens = [training.selection("mean_image_tokens") for training in of_variant[name]]
+        if all(value is not None for value in mean_tokens):
+            tokens[name] = (fmean(value for value in mean_tokens if value is not None), score)
     return {"image_tokens": pareto(tokens), "device_hours": pareto(hours)}
 
 

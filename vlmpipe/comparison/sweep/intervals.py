@@ -54,20 +54,22 @@ class Resampled:
 
     @property
     def means(self) -> dict[str, float]:
-        return {name: one.mean for name, one in self.variants.items()}
+        return {name: resampled.mean for name, resampled in self.variants.items()}
 
     @property
     def knows_nothing(self) -> bool:
         return self.groups < 2 and self.is_share
 
     def score(self, variant: str) -> Measured:
-        one = self.variants[variant]
+        resampled = self.variants[variant]
         if self.knows_nothing:
-            return Measured(value=one.mean, interval=(0.0, 1.0))
-        error, freedom = self._error(one.draws, [one])
+            return Measured(value=resampled.mean, interval=(0.0, 1.0))
+        error, freedom = self._error(resampled.draws, [resampled])
         half = student_quantile(1 - LEVEL / 2, freedom) * error
-        low, high = one.mean - half, one.mean + half
-        return Measured(value=one.mean, interval=(max(0.0, low), min(1.0, high)) if self.is_share else (low, high))
+        low, high = resampled.mean - half, resampled.mean + half
+        return Measured(
+            value=resampled.mean, interval=(max(0.0, low), min(1.0, high)) if self.is_share else (low, high)
+        )
 
     def difference(self, variant: str, other: str) -> Measured:
         """Return the mean difference between `variant` and `other`, with its confidence interval."""
@@ -90,8 +92,8 @@ class Resampled:
 
     def _compared(self, variant: str, other: str) -> tuple[float, float, int]:
         """Difference of the means, its standard error, and degrees of freedom."""
-        one, two = self.variants[variant], self.variants[other]
-        return one.mean - two.mean, *self._error(one.draws - two.draws, [one, two])
+        first, two = self.variants[variant], self.variants[other]
+        return first.mean - two.mean, *self._error(first.draws - two.draws, [first, two])
 
     def _error(self, draws: Float64Array, variants: Sequence[VariantScores]) -> tuple[float, int]:
         """Standard error, and Satterthwaite's degrees of freedom, rounded down."""

@@ -42,12 +42,12 @@ class Card:
 
 def card_of(sample: InspectedSample, seen: SeenImages) -> Card:
     """The sample with the images that the model is given."""
-    found = seen(sample.images) if sample.images else []
-    images = [as_png(image) for image in found[:SHOWN_IMAGES]]
-    if sample.images and not found:
+    seen_images = seen(sample.images) if sample.images else []
+    images = [as_png(image) for image in seen_images[:SHOWN_IMAGES]]
+    if sample.images and not seen_images:
         images = [EmbeddedImage(problem="This model's pixel values have a form of their own and cannot be shown.")]
     labels = sum(piece.tokens for piece in sample.pieces if piece.is_label)
-    return Card(sample, tuple(images), max(0, len(found) - SHOWN_IMAGES), len(sample.encoded.input_ids), labels)
+    return Card(sample, tuple(images), max(0, len(seen_images) - SHOWN_IMAGES), len(sample.encoded.input_ids), labels)
 
 
 def as_png(image: Image.Image) -> EmbeddedImage:

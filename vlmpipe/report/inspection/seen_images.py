@@ -77,7 +77,7 @@ class SeenImages:
         processor = self._processor
         if processor.do_normalize:
             mean, deviation = (
-                np.asarray(one, np.float32)[:, None, None] for one in (processor.image_mean, processor.image_std)
+                np.asarray(scale, np.float32)[:, None, None] for scale in (processor.image_mean, processor.image_std)
             )
             values = values * deviation + mean
         if processor.do_rescale:

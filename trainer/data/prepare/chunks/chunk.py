@@ -162,13 +162,13 @@ def build_chunk(
 
 def _distinct(record: Accepted, config: DataConfig, met: set[str]) -> list[tuple[Accepted, str]]:
     """The record's samples with their contents, without repeats where these are dropped. Adds them to `met`."""
-    found = []
+    distinct = []
     for sample in record.samples:
         content = sample_digest(sample.turns, [image.sha256 for image in sample.images])
         if config.duplicates == "keep" or content not in met:
-            found.append((sample, content))
+            distinct.append((sample, content))
         met.add(content)
-    return found
+    return distinct
 
 
 def _store(sample: Accepted, content: str, writer: ShardWriter, index: IndexLines) -> None:

@@ -120,8 +120,8 @@ def merge(
     near = near_duplicates(folder / signatures.NAME, stats["splits"]["eval"]["unique_images"])
     write_json(folder / STATS, stats | {"near_duplicates": near, "coverage": dict(coverage)})
     seen = {
-        IMAGES: sum(one["images"] for one in stats["splits"].values()),
-        WITHOUT_IMAGES: sum(sum(one["images_per_sample"][:1]) for one in stats["splits"].values()),
+        IMAGES: sum(split["images"] for split in stats["splits"].values()),
+        WITHOUT_IMAGES: sum(sum(split["images_per_sample"][:1]) for split in stats["splits"].values()),
     }
     return {name: whole[name] for name in ("read", "accepted", "rejected", "repaired")} | split_samples | seen, shards
 

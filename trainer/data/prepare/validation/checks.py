@@ -126,14 +126,14 @@ def _reduced(image: Image.Image) -> Box | None:
         return None
     if _orientation(image) != UPRIGHT:
         return None
-    found = image.draft(None, (MIN_COPY_SIDE, MIN_COPY_SIDE))
-    return found[1] if found else None
+    reduced = image.draft(None, (MIN_COPY_SIDE, MIN_COPY_SIDE))
+    return reduced[1] if reduced else None
 
 
 def _orientation(image: Image.Image) -> int:
     """The EXIF orientation, 1 to 8; UPRIGHT for none and for a number without a meaning, such as 0."""
-    found = image.getexif().get(ORIENTATION_TAG)
-    return found if isinstance(found, int) and found in range(1, 9) else UPRIGHT
+    orientation = image.getexif().get(ORIENTATION_TAG)
+    return orientation if isinstance(orientation, int) and orientation in range(1, 9) else UPRIGHT
 
 
 def _encoded(image: Image.Image, original: Image.Image, data: bytes, orientation: int) -> tuple[bytes, str]:
@@ -157,8 +157,8 @@ def _open(data: bytes) -> Image.Image:
         raise RejectedError(RejectCode.IMAGE_TOO_LARGE, str(error)) from error
     except UnidentifiedImageError as error:
         start = data[:16].decode("latin-1")
-        found = stand_in_of(data[:STAND_IN_BYTES])
-        is_what = f"the file is {found[0]} ({found[1]})" if found else f"the file starts with {start!r}"
+        stand_in = stand_in_of(data[:STAND_IN_BYTES])
+        is_what = f"the file is {stand_in[0]} ({stand_in[1]})" if stand_in else f"the file starts with {start!r}"
         message = f"none of {', '.join(FORMATS)}; {is_what}"
         raise RejectedError(RejectCode.IMAGE_UNIDENTIFIED, message) from error
     except DECODE_ERRORS as error:

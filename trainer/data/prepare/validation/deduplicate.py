@@ -126,7 +126,7 @@ class AnswerCounts:
     def slices(self) -> dict[str, dict[str, object]]:
         """Number of questions of each slice, its most frequent training answer and those of its repeated questions,
         and what these answers score on the eval split."""
-        found: dict[str, dict[str, object]] = {}
+        by_name: dict[str, dict[str, object]] = {}
         self._table.execute("DROP TABLE IF EXISTS answers")
         self._table.execute(
             f"CREATE TABLE answers ({ANSWER_COLUMNS}, PRIMARY KEY (slice, question, answer)) WITHOUT ROWID"
@@ -145,27 +145,27 @@ class AnswerCounts:
             # Of the slice's answer, where a question has none of its own.
             elsewhere = majority[1] - sum(self._right(name, text, majority[0]) for text in constants)
             right = elsewhere + sum(of_question[text][1] for text in constants)
-            found[name] = {
+            by_name[name] = {
                 "train_questions": trained,
                 "eval_questions": validation,
                 "majority_answer": majority[0],
                 "question_answers": constants,
                 "chance": right / validation if validation else None,
             }
-        return found
+        return by_name
 
     def _majority(self, where: str, *values: str) -> tuple[str | None, int]:
         """The most frequent training answer, and how often it is right on the eval split."""
         # Ties by alphabet, so that the order of samples does not matter.
-        found = self._table.execute(
+        majority = self._table.execute(
             f"SELECT answer, sum(eval) FROM answers WHERE {where} AND answer != '' GROUP BY answer "
             "HAVING sum(train) > 0 ORDER BY sum(train) DESC, answer LIMIT 1",
             values,
         ).fetchone()
-        return found or (None, 0)
+        return majority or (None, 0)
 
     def _right(self, name: str, question: str, answer: str | None) -> int:
-        found = self._table.execute(
+        counts = self._table.execute(
             "SELECT eval FROM answers WHERE slice = ? AND question = ? AND answer = ?", (name, question, answer)
         ).fetchone()
-        return found[0] if found else 0
+        return counts[0] if counts else 0

@@ -53,11 +53,11 @@ def _continued(turns: Sequence[Turn], start: int, shown: int, max_chars: int) ->
     return (begun, *following[1:])
 
 
-def _with_results(turns: Sequence[Turn], start: int, kept: int) -> int:
-    """The most of `kept` turns from number `start` on after which no result of a call follows; one at least."""
-    while kept > 1 and start + kept < len(turns) and turns[start + kept].results:
-        kept -= 1
-    return kept
+def _with_results(turns: Sequence[Turn], start: int, count: int) -> int:
+    """The most of `count` turns from number `start` on after which no result of a call follows; one at least."""
+    while count > 1 and start + count < len(turns) and turns[start + count].results:
+        count -= 1
+    return count
 
 
 class TurnFitter:
@@ -195,12 +195,12 @@ class TurnFitter:
         chars = list(accumulate(sum(map(len, turn.texts())) for turn in turns))
         if chars[-1] <= most:
             return turns
-        kept = max(1, bisect_right(chars, most))
+        count = max(1, bisect_right(chars, most))
         if chars[0] > most or not self._may_drop(turns):
             tokens = self._data.sequence_length
             message = f"{chars[-1]:,} characters, which {tokens} tokens (data.sequence_length) cannot hold"
             raise RejectedError(RejectCode.CONV_TOO_LONG, message)
-        return turns[:kept]
+        return turns[:count]
 
     def counts(self, sizes: Sequence[tuple[int, int]]) -> list[int]:
         try:

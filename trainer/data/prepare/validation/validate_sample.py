@@ -148,8 +148,8 @@ class SampleValidator:
         if turns and turns[-1].is_context:
             raise RejectedError(RejectCode.PAIR_INCOMPLETE, "the last answer, which the pair is about, is not learned")
         if turns and turns[-1].rejected in ("", turns[-1].answer):
-            found = "no rejected answer" if not turns[-1].rejected else "a rejected answer that equals the chosen one"
-            raise RejectedError(RejectCode.PAIR_INCOMPLETE, f"{found} in the last turn")
+            problem = "no rejected answer" if not turns[-1].rejected else "a rejected answer that equals the chosen one"
+            raise RejectedError(RejectCode.PAIR_INCOMPLETE, f"{problem} in the last turn")
         if any(IMAGE_TOKEN in text for turn in turns[-1:] for text in (turn.answer, turn.rejected)):
             raise RejectedError(RejectCode.CONV_IMAGE_COUNT, f"{IMAGE_TOKEN} in an answer of a pair")
         return turns
