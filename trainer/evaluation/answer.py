@@ -60,13 +60,13 @@ class ShownImages:
 
 @dataclass(frozen=True)
 class Asked:
-    """A question. `own` are the images that its prompt is written for, `shown` those that the model sees.
+    """A question. `prompted` are the images that its prompt is written for, `shown` those that the model sees.
 
     earlier: turns before it, with the answers that the model is to take for its own.
     """
 
     turn: Turn
-    own: ShownImages
+    prompted: ShownImages
     shown: ShownImages
     earlier: Sequence[Turn] = ()
 
@@ -110,7 +110,9 @@ def answer_questions(
     What consecutive questions about the same images begin with is computed once, where the model can.
     """
     chat = model.chat
-    prompts = [chat.prompt(asked.turn, asked.own.counts, asked.own.sizes, asked.earlier) for asked in questions]
+    prompts = [
+        chat.prompt(asked.turn, asked.prompted.counts, asked.prompted.sizes, asked.earlier) for asked in questions
+    ]
     made = published_inputs if chat.form.published else encoded_inputs
 
     def inputs(shown: Sequence[ShownImages]) -> GenerationInputs:

@@ -107,8 +107,8 @@ class Validation:
         dist.all_reduce(totals)
         sums, label_tokens = totals.tolist(), self.label_tokens
         of_each = {
-            f"{VALIDATION_LOSS}/{group.source}": one / group.label_tokens
-            for group, one in zip(self.groups, sums, strict=True)
+            f"{VALIDATION_LOSS}/{group.source}": sums_of_group / group.label_tokens
+            for group, sums_of_group in zip(self.groups, sums, strict=True)
             if group.source
         }
         answers = {EXACT_MATCH: self.misses.exact_match()} if self.misses else {}

@@ -83,8 +83,8 @@ for command in (
     app.command()(command)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_requested: bool) -> None:
+    if is_requested:
         print(f"vlmpipe {__version__}")
         raise typer.Exit
 

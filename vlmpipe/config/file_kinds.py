@@ -82,10 +82,10 @@ KINDS = (RUN_FILE, PIPELINE, JOB_SPEC, DEEPSPEED, MODEL_CONFIG, RESULT, MANIFEST
 
 def kind_of_content(content: Mapping[str, object]) -> FileKind | None:
     """The kind whose keys a file's content has, if there is one; of several that with the most."""
-    found = max(KINDS, key=lambda kind: len(kind.keys & content.keys()))
+    likeliest = max(KINDS, key=lambda kind: len(kind.keys & content.keys()))
     if "workerPoolSpecs" in content or "worker_pool_specs" in content:
         return JOB_SPEC
-    return found if len(found.keys & content.keys()) >= MIN_KEYS else None
+    return likeliest if len(likeliest.keys & content.keys()) >= MIN_KEYS else None
 
 
 def is_html(text: str) -> bool:

@@ -17,12 +17,12 @@ def parse_json(text: str, source: str) -> object:
         raise RunFileError(source, [Problem(where, problem)])
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found: dict[str, object] = {}
+        content: dict[str, object] = {}
         for key, value in pairs:
-            if key in found:
+            if key in content:
                 refuse("the key is given twice in one object", key)
-            found[key] = value
-        return found
+            content[key] = value
+        return content
 
     try:
         value = json.loads(text, object_pairs_hook=unique, parse_constant=lambda name: refuse(f"{name} is not JSON"))

@@ -133,7 +133,7 @@ def apply_overrides(data: Mapping[str, object], overrides: Mapping[str, object])
     is given twice, for an empty section, which would change nothing, and where a key leads through a plain value or to
     a section that the list has not.
     """
-    given = dict(leaves(overrides))
+    fields = dict(leaves(overrides))
     paths = [path for path, _ in leaves(overrides)]
     problems = [
         Problem(inner, f"is given twice, as {outer} too" if outer != inner else "is given twice")
@@ -141,7 +141,7 @@ def apply_overrides(data: Mapping[str, object], overrides: Mapping[str, object])
     ]
     problems += [
         Problem(path, "found an empty section, which changes nothing; expected its fields, one by one")
-        for path, value in given.items()
+        for path, value in fields.items()
         if value == {} and isinstance(value, Mapping) and _is_section(data, path)
     ]
     if problems:

@@ -66,7 +66,7 @@ def load_new_run(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         content = with_overrides(read_run_file(Path(path)), parse_overrides(overrides))
         raise RunFileError(error.source, [*error.problems, *_without_effect("", content.get("train"))]) from None
     runs = [config, *(config.variant(variant) for variant in variants_of(config.sweep))] if config.sweep else [config]
-    found = dict.fromkeys(
+    problems = dict.fromkeys(
         problem
         for run in runs
         for place, (name, stage) in enumerate(run.stage_runs().items())
@@ -76,8 +76,8 @@ def load_new_run(path: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
             *_named(name, confinement_problems(stage)),
         ]
     )
-    if found:
-        raise RunFileError(str(path), list(found))
+    if problems:
+        raise RunFileError(str(path), list(problems))
     return config
 
 
@@ -107,17 +107,17 @@ def parse_run_config(data: Mapping[str, object], source: str) -> RunConfig:
 
 def warnings(config: RunConfig) -> list[Problem]:
     """Settings that are allowed but have no effect or are probably not intended."""
-    found = {name: list(setting_warnings(run)) for name, run in config.stage_runs().items()}
-    for name in list(found) if config.sweep else list(found)[:-1]:  # their models are not registered
-        found[name] = [one for one in found[name] if one.field != "gate"]
-    return problems_of_stages(found) if config.stages else found[""]
+    by_stage = {name: list(setting_warnings(run)) for name, run in config.stage_runs().items()}
+    for name in list(by_stage) if config.sweep else list(by_stage)[:-1]:  # their models are not registered
+        by_stage[name] = [warning for warning in by_stage[name] if warning.field != "gate"]
+    return problems_of_stages(by_stage) if config.stages else by_stage[""]
 
 
 def _stages_problems(config: RunConfig) -> list[Problem]:
     contents = config.stage_contents()
-    own = list(stage_problems(config.name, config.stages, contents, is_search=config.tune is not None))
-    own = own or list(stages_replay_problem(config))
-    return own or problems_of_stages({name: _problems_of(content) for name, content in contents.items()})
+    problems = list(stage_problems(config.name, config.stages, contents, is_search=config.tune is not None))
+    problems = problems or list(stages_replay_problem(config))
+    return problems or problems_of_stages({name: _problems_of(content) for name, content in contents.items()})
 
 
 def _sweep_problems(config: RunConfig, sweep: SweepConfig) -> Iterator[Problem]:

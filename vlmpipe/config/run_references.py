@@ -45,8 +45,8 @@ def with_exports(data: Mapping[str, object], source: str) -> dict[str, object]:
 
 
 def _section(content: dict[str, object], name: str) -> dict[str, Any]:
-    found = content.get(name)
-    return found if isinstance(found, dict) else {}
+    section = content.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def _other_kind(export: str, path: str) -> str:

@@ -164,12 +164,12 @@ def _text(path: str, group: list[ErrorDetails], fields: Mapping[str, FieldInfo])
         reason, value = str(details["ctx"]["error"]), details["input"]
         is_section = isinstance(value, Mapping | BaseModel)
         return reason if is_section or path.startswith(MAY_HOLD_SECRETS) else f"found {show(value)}: {reason}"
-    found = "a value of another kind" if path.startswith(MAY_HOLD_SECRETS) else show(details["input"])
-    expected = " or ".join(dict.fromkeys(expected_value(one) for one in group))
+    shown = "a value of another kind" if path.startswith(MAY_HOLD_SECRETS) else show(details["input"])
+    expected = " or ".join(dict.fromkeys(expected_value(expectation) for expectation in group))
     hint = ""
     if details["type"] == "literal_error" and isinstance(details["input"], str | bool):
         hint = other_value(path, details["input"]) or did_you_mean(str(details["input"]), _options(details))
-    return f"found {found}, expected {expected}{hint}"
+    return f"found {shown}, expected {expected}{hint}"
 
 
 def expected_value(details: ErrorDetails) -> str:
@@ -237,5 +237,5 @@ def closest(name: str, known: Sequence[str]) -> str:
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """ "; did you mean X?" or nothing."""
-    found = closest(name, known)
-    return f"; did you mean {found}?" if found else ""
+    closest_name = closest(name, known)
+    return f"; did you mean {closest_name}?" if closest_name else ""

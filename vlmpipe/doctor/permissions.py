@@ -35,12 +35,12 @@ WORDS: dict[UseName, str] = {
 
 @dataclass(frozen=True)
 class Asker:
-    """One account of the run, and its requests or why there are none. `own` reads policies: this machine's account."""
+    """One account of the run, and its requests or why there are none. reader: this machine's account."""
 
     account: Account
     email: str
     api: GoogleApi | CannotSee
-    own: GoogleApi
+    reader: GoogleApi
 
     @property
     def member(self) -> str:
@@ -129,7 +129,7 @@ def _row(config: RunConfig, asker: Asker, need: Need, answer: Answer) -> Row:
 
 def _unless_conditional(asker: Asker, bucket: str, text: str, fix: str) -> Row:
     """Report missing permissions, but where a grant with a condition may give it for the names that the run needs."""
-    titles = conditional_grants(asker.own, bucket, asker.email)
+    titles = conditional_grants(asker.reader, bucket, asker.email)
     if titles is None:
         note = "grants with a condition are not counted, because your account may not read the policies"
         return missing(asker.account, f"{text} ({note})", fix)

@@ -51,7 +51,7 @@ class Conversation:
 
     def _tokens(self, asked: Asked) -> int:
         chat = self.predictor.model.chat
-        return len(chat.prompt(asked.turn, asked.own.counts, asked.own.sizes, asked.earlier))
+        return len(chat.prompt(asked.turn, asked.prompted.counts, asked.prompted.sizes, asked.earlier))
 
 
 def after(alone: Asked, question: str, earlier: Sequence[Turn]) -> Asked:

@@ -103,7 +103,7 @@ def alike_by_nature(bench: Bench, source: str, images: Sequence[Image.Image]) ->
         writer.write(Path(folder))
         table = Path(folder) / NAME
         result = like_train(table, {name: one for name, (*_, one) in validation_images(table).items()})
-    share = len(result.found) / result.images
+    share = len(result.nearest) / result.images
     bench.report.require(share <= MAX_ALIKE, "few images that are no copies look alike", found=f"{source}: {share:.3f}")
     bench.report.figure(
         "look like a training image, no copies", f"{source}, {result.images} images", "share", Side("search", [share])

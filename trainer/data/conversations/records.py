@@ -171,11 +171,11 @@ def split_named(record: Mapping[str, object]) -> Split | None:
     split = record.get("split")
     if split is None or split == "":
         return None
-    found = SPLIT_NAMES.get(split.lower()) if isinstance(split, str) else None
-    if found is None:
+    named_split = SPLIT_NAMES.get(split.lower()) if isinstance(split, str) else None
+    if named_split is None:
         known = ", ".join(SPLIT_NAMES)
         raise RejectedError(RejectCode.RECORD_FORM, f"'split' is {split!r}, not one of {known}")
-    return found
+    return named_split
 
 
 def group_named(record: Mapping[str, object], split_by: str) -> str:
@@ -364,14 +364,14 @@ def _pairs(record: Record, key: str, question: str, answer: str) -> list[Turn]:
         results = turn.get(RESULTS) or []
         if not isinstance(results, list):
             raise RejectedError(RejectCode.RECORD_FORM, f"{place}.{RESULTS} is {kind_of(results)}, not a list")
-        said = tuple(text(result, f"{place}.{RESULTS}") for result in results)
+        answers = tuple(text(result, f"{place}.{RESULTS}") for result in results)
         system, thinking, rejected, tools, calls = (more.get(name, "") for name in TURN_TEXTS)
         require_prepared(tools, calls, place)
-        if said and (asked.strip() or not (turns and turns[-1].calls)):
+        if answers and (asked.strip() or not (turns and turns[-1].calls)):
             why = "a question next to them" if asked.strip() else "no call before"
             raise RejectedError(RejectCode.RECORD_FORM, f"{place} has results of tools with {why}")
         texts = (asked, answered, DEFAULT_SLICE, system, thinking, rejected)
-        turns.append(Turn(*texts, is_context, tools=tools, calls=calls, results=said))
+        turns.append(Turn(*texts, is_context, tools=tools, calls=calls, results=answers))
     return turns
 
 

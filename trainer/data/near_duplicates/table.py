@@ -61,12 +61,12 @@ class LikeTrain:
 
     images: int
     without_signature: int
-    found: Mapping[str, tuple[str, int, int]]
+    nearest: Mapping[str, tuple[str, int, int]]
     compared: float
 
     def closest(self) -> list[tuple[str, tuple[str, int, int]]]:
         """The closest pairs, for people."""
-        return sorted(self.found.items(), key=lambda pair: (pair[1][2], pair[0]))[:SHOWN_PAIRS]
+        return sorted(self.nearest.items(), key=lambda pair: (pair[1][2], pair[0]))[:SHOWN_PAIRS]
 
 
 def like_train(table: Path, searched: Mapping[str, bytes], max_comparisons: int = MAX_COMPARISONS) -> LikeTrain:

@@ -83,7 +83,7 @@ def near_duplicates(table: Path, num_images: int) -> dict[str, object]:
     searched = validation_images(table)
     result = like_train(table, {sha256: signature for sha256, (*_, signature) in searched.items()})
     return {
-        "eval_images": len(result.found),
+        "eval_images": len(result.nearest),
         "searched": result.images,
         "without_signature": result.without_signature,
         "compared": result.compared * (len(searched) / num_images if len(searched) < num_images else 1),

@@ -113,7 +113,7 @@ class Probe:
         for config, questions in self.benchmarks:
             for right, answers in zip(first, (start, trained), strict=True):
                 scored = score(config.format, questions, answers[place : place + len(questions)])
-                right += [(value or 0.0) >= RIGHT for value in scored.each]
+                right += [(value or 0.0) >= RIGHT for value in scored.of_questions]
             place += len(questions)
         return first[0], first[1]
 

@@ -41,7 +41,7 @@ def images_like_train(
         run.write(path, thumbnail(images[name].read(), job.data.max_image_pixels))
         pairs.append({"image": name, "picture": path, "train": (identity, image), "distance": distance})
     return {
-        "images_like_train": len(result.found),
+        "images_like_train": len(result.nearest),
         "images_without_signature": result.without_signature,
         "like_train_compared": result.compared,
         "pairs_like_train": pairs,

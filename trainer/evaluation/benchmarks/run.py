@@ -92,7 +92,7 @@ def write_scores(
             "prediction": prediction,
             "score": value,
         }
-        for asked, prediction, value in zip(questions, predictions, scored.each, strict=True)
+        for asked, prediction, value in zip(questions, predictions, scored.of_questions, strict=True)
     ]
     open_storage(job.run.run_uri).write(f"{ANSWERS_FOLDER}/{config.name}.jsonl", seal_lines(lines))
     asked = repr([(question.id, question.text, question.answers) for question in questions])

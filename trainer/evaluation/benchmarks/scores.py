@@ -33,7 +33,7 @@ class Scored:
     """
 
     questions: Sequence[BenchmarkQuestion]
-    each: Sequence[float | None]
+    of_questions: Sequence[float | None]
     tallies: Float64Array
     of_sums: Callable[[Float64Array], dict[str, Float64Array]]
 

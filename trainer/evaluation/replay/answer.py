@@ -119,7 +119,9 @@ def _answered(
             text = {"id": prompt.identity, "question": prompt.question, "answer": generated.text, "split": "train"}
             samples.append({**text, "image": prompt.image})
     tokens = sum(len(ids) + 1 for ids in model.chat.tokenizer([generated.text for generated in answers]).input_ids)
-    prompts = sum(len(model.chat.prompt(asking.turn, asking.own.counts, asking.own.sizes)) for asking in questions)
+    prompts = sum(
+        len(model.chat.prompt(asking.turn, asking.prompted.counts, asking.prompted.sizes)) for asking in questions
+    )
     return samples, ReplayPart(
         answered=len(samples), cut=cut, empty=empty, refused=refused, answer_tokens=tokens, prompt_tokens=prompts
     )

@@ -27,7 +27,7 @@ def with_videos(
     tokens = (grids.prod(-1) // patches_of_a_token(encoder)).tolist()
     features = projected.split(tokens)
     outputs: dict[str, object] = {}
-    given: dict[str, object] = {
+    prepared: dict[str, object] = {
         "input_ids": input_ids,
         "mm_token_type_ids": types + 2 * (input_ids == model.config.video_token_id).int(),
         "mm_encoder_outputs": outputs,
@@ -36,7 +36,7 @@ def with_videos(
         chosen = [number for number, size in enumerate(sizes) if isinstance(size, VideoSize) == (kind == "video")]
         if chosen:
             outputs[kind] = precomputed(torch.cat([features[number] for number in chosen]), encoder)
-            given[f"{kind}_grid_thw"] = grids[chosen]
+            prepared[f"{kind}_grid_thw"] = grids[chosen]
     if hasattr(encoder.config, "tokens_per_second"):
-        given["second_per_grid_ts"] = torch.tensor([size.patch_s for size in sizes if isinstance(size, VideoSize)])
-    return given
+        prepared["second_per_grid_ts"] = torch.tensor([size.patch_s for size in sizes if isinstance(size, VideoSize)])
+    return prepared

@@ -59,17 +59,17 @@ class ReferenceLogProbs:
 
         Raises ConfigError where the run began with other references and is to continue.
         """
-        uri, found = on_first(worker, partial(uri_of, self._job, self._key)), dict[Split, Float32Array]()
+        uri, log_probs = on_first(worker, partial(uri_of, self._job, self._key)), dict[Split, Float32Array]()
         for split in SPLITS:
             stored = on_first(worker, partial(read_references, uri, split))
-            found[split] = self._compute(uri, index.split(split), worker) if stored is None else stored
+            log_probs[split] = self._compute(uri, index.split(split), worker) if stored is None else stored
             if worker.is_first and stored is None:
                 limit_s = self._job.checkpoint.max_s_without_commit
-                patiently("writing references", partial(_write, uri, split, found[split]), limit_s=limit_s)
-                print(f"train: references of {len(found[split])} pairs ({split}) computed: {uri}", flush=True)
+                patiently("writing references", partial(_write, uri, split, log_probs[split]), limit_s=limit_s)
+                print(f"train: references of {len(log_probs[split])} pairs ({split}) computed: {uri}", flush=True)
         if worker.is_first:
             write_record(open_storage(self._job.run.run_uri), POINTER, {"uri": uri})
-        return found["train"]
+        return log_probs["train"]
 
     def _compute(self, uri: str, split: SplitIndex, worker: ProcessContext) -> Float32Array:
         """Compute the log probabilities, continuing an interrupted attempt, also one with another number of ranks."""
@@ -77,9 +77,9 @@ class ReferenceLogProbs:
         part = f"{split.name}{PART}"
         begun = on_first(worker, partial(_read_part, uri, part))
         references = np.full((len(split), 2), np.nan, np.float32) if begun is None else begun
-        for is_last, mine in self._of_rank(split, references.copy()):
+        for is_last, shares in self._of_rank(split, references.copy()):
             everyone: list[dict[int, list[float]]] = [{}] * worker.world_size
-            dist.all_gather_object(everyone, mine)
+            dist.all_gather_object(everyone, shares)
             for number, values in (pair for of_rank in everyone for pair in of_rank.items()):
                 references[number] = values
             if progress:
@@ -108,17 +108,17 @@ class ReferenceLogProbs:
             prefixes=split.prefix_groups(0) if self._job.data.share_prefix == "on" and len(split) else None,
         )
         loader = PackedLoader(split, sampler, self._chat, self._reader, images=self._replica.takes_images)
-        steps, found = sampler.num_steps(1) if len(split) else 0, dict[int, list[float]]()
+        steps, by_number = sampler.num_steps(1) if len(split) else 0, dict[int, list[float]]()
         for step in range(steps):
             if np.isnan(known[sampler.members(sampler.batch(step))]).any():
                 rows = loader.sequences_for_step(step, self._replica.index, self._replica.count)
                 log_probs = self._strategy.forward_loss(collate(rows, self._image_source))
                 numbers = [split.ids.index(identity) for row in rows for identity in row.sample_ids]
                 if numbers:  # in the last step a rank may have padding alone, of which the pass gives a loss of 0
-                    found |= dict(zip(numbers, log_probs.view(-1, 2).tolist(), strict=True))
+                    by_number |= dict(zip(numbers, log_probs.view(-1, 2).tolist(), strict=True))
             if (step + 1) % max(1, steps // PARTS) == 0 or step + 1 == steps:
-                yield step + 1 == steps, found
-                found = {}
+                yield step + 1 == steps, by_number
+                by_number = {}
 
 
 def uri_of(job: JobConfig, key: Mapping[str, object]) -> str:

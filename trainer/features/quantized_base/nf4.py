@@ -85,8 +85,8 @@ class Nf4Weight(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Nf4Weight:
         """Move with the module, but never cast: scales in half precision would be other scales."""
-        own = {id(buffer) for buffer in self._buffers.values()}
-        super()._apply(lambda tensor: tensor.to(fn(tensor).device) if id(tensor) in own else fn(tensor), recurse)
+        buffers = {id(buffer) for buffer in self._buffers.values()}
+        super()._apply(lambda tensor: tensor.to(fn(tensor).device) if id(tensor) in buffers else fn(tensor), recurse)
         return self
 
 
@@ -148,12 +148,12 @@ def quantize_base(model: nn.Module, *, has_values: bool = True) -> None:
     require_bitsandbytes()
     layers = model.get_decoder().layers
     for name, linear in list(_frozen_linear(layers)):
-        parent, _, own = name.rpartition(".")
-        setattr(layers.get_submodule(parent), own, Nf4Linear(linear, has_values=has_values))
+        parent, _, leaf = name.rpartition(".")
+        setattr(layers.get_submodule(parent), leaf, Nf4Linear(linear, has_values=has_values))
     for name, experts, weights in list(_frozen_experts(layers)):
-        stored = {own: Nf4Weight(weight, has_values=has_values) for own, weight in weights.items()}
-        for own in stored:
-            delattr(experts, own)
+        stored = {leaf: Nf4Weight(weight, has_values=has_values) for leaf, weight in weights.items()}
+        for leaf in stored:
+            delattr(experts, leaf)
         experts.add_module(STORED, nn.ModuleDict(stored))
         compute_weights(layers.get_submodule(plain_name(f"{name}.").rstrip(".")), experts)
 
@@ -163,7 +163,7 @@ def quantized_names(model: nn.Module) -> set[str]:
     decoder = model.get_decoder()
     prefix = next(name for name, module in model.named_modules() if module is decoder)
     linear = {f"{name}.weight" for name, _ in _frozen_linear(decoder.layers)}
-    experts = {f"{name}.{own}" for name, _, weights in _frozen_experts(decoder.layers) for own in weights}
+    experts = {f"{name}.{leaf}" for name, _, weights in _frozen_experts(decoder.layers) for leaf in weights}
     return {plain_name(f"{prefix}.layers.{name}") for name in linear | experts}
 
 
@@ -200,7 +200,7 @@ def _frozen_linear(layers: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 def _frozen_experts(layers: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Tensor]]]:
     for name, module in layers.named_modules():
         if is_experts(module):
-            frozen = {own: weight for own, weight in weights_in(module).items() if not weight.requires_grad}
+            frozen = {leaf: weight for leaf, weight in weights_in(module).items() if not weight.requires_grad}
             if frozen:
                 yield name, module, frozen
 

@@ -67,7 +67,7 @@ def selections_at(index: Tensor, grid: tuple[int, int]) -> list[Kept]:
     ordered = index.sort(dim=1).values
     ones = torch.ones_like(ordered)
     cells = torch.stack([ordered // grid[1], ordered % grid[1], ones, ones], dim=2)
-    return [Kept(own, grid, singles) for own, singles in zip(cells.unbind(), ordered.unbind(), strict=True)]
+    return [Kept(of_image, grid, singles) for of_image, singles in zip(cells.unbind(), ordered.unbind(), strict=True)]
 
 
 def budget(config: RelevanceConfig, compress: Tensor | float, tokens: int) -> int:
@@ -137,7 +137,7 @@ def quadtree(relevance: Tensor, grid: tuple[int, int], most: int) -> Kept:
         cells.remove(chosen)
         cells += children(chosen)
     made = torch.tensor([cell[:4] for cell in cells], device=relevance.device)
-    kept = Kept(made, grid)
-    made = made[kept.index.argsort()]
+    allocated = Kept(made, grid)
+    made = made[allocated.index.argsort()]
     is_single = bool((made[:, 2:] == 1).all())
     return Kept(made, grid, made[:, 0] * columns + made[:, 1] if is_single else None)

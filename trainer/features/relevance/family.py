@@ -73,9 +73,9 @@ class ArrCocFamily(HfFamily):
         with torch.device("meta"):
             count = count_parameters(RelevanceModule(config.relevance, width, ())) if config.relevance.learns else 0
         parameters = {**shape.parameters, "adapters": shape.parameters["adapters"] + count}
-        kept = config.relevance.kept_of(shape.image_tokens)
+        num_kept = config.relevance.kept_of(shape.image_tokens)
         selections = config.relevance.samples if config.relevance.learns else 1
-        return dataclasses.replace(shape, parameters=parameters, image_tokens=kept, selections=selections)
+        return dataclasses.replace(shape, parameters=parameters, image_tokens=num_kept, selections=selections)
 
     def initial_weights(self, config: ModelConfig, tokenizer: object) -> Weights:  # type: ignore[override]
         base = super().initial_weights(config, tokenizer)
@@ -101,8 +101,8 @@ class ArrCocFamily(HfFamily):
         assert grids is not None and isinstance(pixel_values, Tensor)
         features = torch.cat(super().encode(config, tower, pixel_values, grids, dtype))
         merge = int(tower.config.spatial_merge_size) ** 2
-        found = with_textures(features, pixel_values, grids, self.processor(config))
-        return list(found.split([rows * columns // merge for _, rows, columns in grids]))
+        textured = with_textures(features, pixel_values, grids, self.processor(config))
+        return list(textured.split([rows * columns // merge for _, rows, columns in grids]))
 
     def project(self, model: nn.Module, features: Tensor) -> Tensor:
         """(tokens, levels x hidden + channels): textures stay after the projected features."""

@@ -35,24 +35,27 @@ def selected_inputs(model: nn.Module, input_ids: Tensor, projected: Tensor, grid
         grids: (images, 3), in patches.
     """
     config, textures = model.config, projected[:, -len(CHANNELS) :]
-    kept = [one.kept for one in relevance_of_prompts(model, input_ids, textures, grids)]
+    selections = [relevance.kept for relevance in relevance_of_prompts(model, input_ids, textures, grids)]
     is_image, real = input_ids == config.image_token_id, _real(model, input_ids)
     counts = _counts(model, grids)
     positions = _positions(model, input_ids, real, is_image, grids)
     stays = real.clone()
-    for one, places in zip(kept, is_image.nonzero().split(counts), strict=True):
-        prompt, columns = places[0, 0], places[: len(one), 1]
-        stays[prompt, places[len(one) :, 1]] = False
+    for selection, places in zip(selections, is_image.nonzero().split(counts), strict=True):
+        prompt, columns = places[0, 0], places[: len(selection), 1]
+        stays[prompt, places[len(selection) :, 1]] = False
         start = positions[1, prompt, places[0, 1]].clone()
         positions[1, prompt, columns] = start
-        positions[2:, prompt, columns] = start + one.places.T
+        positions[2:, prompt, columns] = start + selection.places.T
     order = stays.long().argsort(dim=1, stable=True)  # what is left out goes to the left, to the padding
     order = order[:, -int(stays.sum(1).max()) :]
     attention_mask = stays.gather(1, order)
     ids = input_ids.masked_fill(~stays, config.text_config.pad_token_id).gather(1, order)
     positions = positions.gather(2, order.expand(4, -1, -1))
     positions[0] = (attention_mask.cumsum(1) - 1).clamp(min=0)
-    images = [one.pool(tokens) for one, tokens in zip(kept, projected[:, : -len(CHANNELS)].split(counts), strict=True)]
+    images = [
+        selection.pool(tokens)
+        for selection, tokens in zip(selections, projected[:, : -len(CHANNELS)].split(counts), strict=True)
+    ]
     return {
         "input_ids": ids,
         "attention_mask": attention_mask.long(),
@@ -74,13 +77,13 @@ def relevance_of_prompts(
     is_question = _real(model, input_ids) & ~is_image & ~torch.isin(input_ids, special)
     embeddings = model.get_input_embeddings()(input_ids[is_question])
     questions = pooled(embeddings, is_question.nonzero()[:, 0], len(input_ids))
-    found, counts, merge = [], _counts(model, grids), int(model.config.vision_config.spatial_merge_size)
+    relevances, counts, merge = [], _counts(model, grids), int(model.config.vision_config.spatial_merge_size)
     owners = is_image.nonzero()[:, 0].split(counts)
-    for own, image, (_, rows, columns) in zip(owners, textures.split(counts), _listed(grids), strict=True):
-        one = module(image, questions[own[0]])
-        ids = input_ids[own[0]][is_question[own[0]]].tolist()
-        found.append(Selection(one, module.select(one, (rows // merge, columns // merge), ids)))
-    return found
+    for owned, image, (_, rows, columns) in zip(owners, textures.split(counts), _listed(grids), strict=True):
+        relevance = module(image, questions[owned[0]])
+        ids = input_ids[owned[0]][is_question[owned[0]]].tolist()
+        relevances.append(Selection(relevance, module.select(relevance, (rows // merge, columns // merge), ids)))
+    return relevances
 
 
 def encoder_output(images: list[Tensor], model: nn.Module) -> BaseModelOutputWithPooling:

@@ -68,17 +68,17 @@ class RelevanceVLM(HfVLM):
             features = images if self.tower is None else self.encode(images, inputs.get("image_grids"))
             require_tokens(len(features), inputs.get("image_tokens"))
             projected = self.project(features[:, : -len(CHANNELS)])
-        found = self.relevance_of(packed.input_ids, features[:, -len(CHANNELS) :], selection)
+        relevances = self.relevance_of(packed.input_ids, features[:, -len(CHANNELS) :], selection)
         if not (self.training and self.relevance.config.learns):
             questions = question_ids(packed.input_ids, selection)
-            kept = [
-                self.relevance.select(one, grid, questions[sample])
-                for one, grid, sample in zip(found, selection.grids, selection.image_samples, strict=True)
+            selections = [
+                self.relevance.select(relevance, grid, questions[sample])
+                for relevance, grid, sample in zip(relevances, selection.grids, selection.image_samples, strict=True)
             ]
-            return self.losses(packed, projected, kept).sum() + idle * self.training
+            return self.losses(packed, projected, selections).sum() + idle * self.training
         draws = [
-            self.relevance.draw(one, grid, seed)
-            for one, grid, seed in zip(found, selection.grids, selection.seeds, strict=True)
+            self.relevance.draw(relevance, grid, seed)
+            for relevance, grid, seed in zip(relevances, selection.grids, selection.seeds, strict=True)
         ]
         count = self.relevance.config.samples
         with torch.set_grad_enabled(self.base_trains and torch.is_grad_enabled()):
@@ -86,7 +86,7 @@ class RelevanceVLM(HfVLM):
                 [self.losses(packed, projected, [draw.kept[n] for draw in draws]) for n in range(count)]
             )  # (selections, labels)
         owners = torch.tensor(selection.image_samples, dtype=torch.int64, device=losses.device)
-        tokens = torch.tensor([[len(kept) for kept in draw.kept] for draw in draws]).view(len(draws), count)
+        tokens = torch.tensor([[len(selection) for selection in draw.kept] for draw in draws]).view(len(draws), count)
         log_probs = losses.new_zeros(count, selection.num_samples)
         if draws:
             log_probs = log_probs.index_add(1, owners, torch.stack([draw.log_probs for draw in draws], dim=1))
@@ -106,22 +106,26 @@ class RelevanceVLM(HfVLM):
             for image, sample in zip(textures.split(sizes_of_images(selection)), selection.image_samples, strict=True)
         ]
 
-    def losses(self, inputs: Packed, projected: Tensor, kept: Sequence[Kept]) -> Tensor:
+    def losses(self, inputs: Packed, projected: Tensor, selections: Sequence[Kept]) -> Tensor:
         """Loss of each label token with these tokens of each image: (labels,).
 
         projected: (tokens, levels x hidden) of all images.
         """
-        laid = inputs.with_kept(kept, int(self.model.config.image_token_id), padding=pad_id(self.model))
-        of_images = projected.split(sizes_of_images(inputs.selection)) if kept else ()
+        laid = inputs.with_kept(selections, int(self.model.config.image_token_id), padding=pad_id(self.model))
+        of_images = projected.split(sizes_of_images(inputs.selection)) if selections else ()
         # Without images the projector's output stays in the graph: its weights have gradients on every rank.
-        first = torch.cat([one.pool(own) for one, own in zip(kept, of_images, strict=True)]) if kept else projected
+        first = (
+            torch.cat([selection.pool(of_image) for selection, of_image in zip(selections, of_images, strict=True)])
+            if selections
+            else projected
+        )
         hidden, levels = self.embed(laid.input_ids, first)
         hidden = self.decode(hidden, laid.position_ids, laid.samples, **levels)
-        each = PreferencePairs(torch.arange(len(laid.label_ids), device=hidden.device), len(laid.label_ids), None)
-        found = loss_at_labels(
-            self.token_loss, self.model.lm_head, hidden, laid.label_index, laid.label_ids, each, laid.loss_sources
+        each_token = PreferencePairs(torch.arange(len(laid.label_ids), device=hidden.device), len(laid.label_ids), None)
+        token_losses = loss_at_labels(
+            self.token_loss, self.model.lm_head, hidden, laid.label_index, laid.label_ids, each_token, laid.loss_sources
         )
-        return -found
+        return -token_losses
 
 
 class TracedVLM(HfVLM):
@@ -135,8 +139,8 @@ class TracedVLM(HfVLM):
 
     def forward(self, hidden: Tensor | None = None, **inputs: Unpack[PackedInputs]) -> Tensor:
         relevance = self.model.relevance
-        base = [one for name, one in self.model.named_parameters() if not name.startswith("relevance.")]
-        with torch.set_grad_enabled(torch.is_grad_enabled() and any(one.requires_grad for one in base)):
+        base = [weight for name, weight in self.model.named_parameters() if not name.startswith("relevance.")]
+        with torch.set_grad_enabled(torch.is_grad_enabled() and any(weight.requires_grad for weight in base)):
             loss = super().forward(hidden, **inputs)
         return loss + relevance.idle() if relevance.config.learns else loss
 
@@ -159,26 +163,31 @@ class Packed:
         optional = inputs.get("samples"), inputs.get("loss_sources")
         return cls(inputs["input_ids"], inputs["position_ids"], *labels, inputs["selection"], *optional)
 
-    def with_kept(self, kept: Sequence[Kept], image_token: int, padding: int) -> Packed:
+    def with_kept(self, selections: Sequence[Kept], image_token: int, padding: int) -> Packed:
         """Return the batch with kept tokens at their positions in the image's grid, without unused slots."""
-        if not kept:
+        if not selections:
             return self
         selection, shape = self.selection, self.input_ids.shape
         slots = places_of(self.input_ids == image_token, sum(selection.slots))
         used = torch.from_numpy(
-            np.concatenate([np.arange(most) < len(one) for one, most in zip(kept, selection.slots, strict=True)])
+            np.concatenate(
+                [
+                    np.arange(most) < len(selection_of_image)
+                    for selection_of_image, most in zip(selections, selection.slots, strict=True)
+                ]
+            )
         ).to(slots.device)
         places = slots[used]
         position_ids = self.position_ids.flatten(1).clone()  # (4, tokens)
         start = position_ids[1, places]  # the time of an image's tokens, from which height and width count
-        rows_and_columns = torch.cat([one.places for one in kept])
+        rows_and_columns = torch.cat([selection_of_image.places for selection_of_image in selections])
         position_ids[2:, places] = start + rows_and_columns.T
         position_ids = position_ids.view(-1, *shape)
         if bool(used.all()):
             return replace(self, position_ids=position_ids)
-        return self._without(slots[~used], position_ids, kept, padding)
+        return self._without(slots[~used], position_ids, selections, padding)
 
-    def _without(self, dropped: Tensor, position_ids: Tensor, kept: Sequence[Kept], padding: int) -> Packed:
+    def _without(self, dropped: Tensor, position_ids: Tensor, selections: Sequence[Kept], padding: int) -> Packed:
         """Move the dropped tokens to the end of their sequences, as padding."""
         rows, length = self.input_ids.shape
         is_dropped = torch.zeros(rows * length, dtype=torch.bool, device=dropped.device)
@@ -187,7 +196,7 @@ class Packed:
         moved_to = order.argsort(dim=1)
         input_ids = self.input_ids.flatten().masked_fill(is_dropped, padding).view(rows, length).gather(1, order)
         position_ids = position_ids.gather(2, order.expand(len(position_ids), -1, -1))
-        sample_tokens = self.selection.sample_tokens_with(kept)
+        sample_tokens = self.selection.sample_tokens_with(selections)
         document = np.concatenate(
             [np.arange(count) for row in sample_tokens for count in (*row, length - sum(row))]
         ).reshape(rows, length)
@@ -203,11 +212,11 @@ def with_textures(features: Tensor, patches: Tensor, grids: Sequence[Grid], proc
     counts = [rows * columns for _, rows, columns in grids]
     with torch.no_grad():
         textures = [
-            textures_of(image_of(own, grid, processor), side)
-            for own, grid in zip(patches.split(counts), grids, strict=True)
+            textures_of(image_of(of_image, grid, processor), side)
+            for of_image, grid in zip(patches.split(counts), grids, strict=True)
         ]
-    found = torch.cat(textures) if textures else features.new_zeros(0, len(CHANNELS))
-    return torch.cat([features, found.to(features.dtype)], dim=1)
+    textures_of_all = torch.cat(textures) if textures else features.new_zeros(0, len(CHANNELS))
+    return torch.cat([features, textures_of_all.to(features.dtype)], dim=1)
 
 
 def sizes_of_images(selection: SelectionInputs) -> list[int]:
@@ -217,10 +226,10 @@ def sizes_of_images(selection: SelectionInputs) -> list[int]:
 def question_ids(input_ids: Tensor, selection: SelectionInputs) -> list[list[int]]:
     """Tokens of each sample's question."""
     tokens = input_ids.flatten().index_select(0, selection.question_index).tolist()
-    found: list[list[int]] = [[] for _ in range(selection.num_samples)]
+    ids: list[list[int]] = [[] for _ in range(selection.num_samples)]
     for token, sample in zip(tokens, selection.question_samples.tolist(), strict=True):
-        found[sample].append(token)
-    return found
+        ids[sample].append(token)
+    return ids
 
 
 def pad_id(model: nn.Module) -> int:

@@ -69,22 +69,22 @@ class RelevanceModule(nn.Module):
         """The question without what all questions share, at a root mean square of 1. question: (width,)."""
         return question if self.question_centre is None else scaled(question - self.question_centre)
 
-    def select(self, found: Relevance, grid: tuple[int, int], question_ids: Sequence[int]) -> Kept:
+    def select(self, relevance: Relevance, grid: tuple[int, int], question_ids: Sequence[int]) -> Kept:
         """Selection for the model outside of training. question_ids: decide what allocation random keeps."""
         seed = zlib.crc32(repr(list(question_ids)).encode()) if self.config.allocation == "random" else 0
-        return allocate(self.config, found.relevance, found.balance, grid, seed)
+        return allocate(self.config, relevance.relevance, relevance.balance, grid, seed)
 
-    def draw(self, found: Relevance, grid: tuple[int, int], seed: int) -> Draws:
+    def draw(self, relevance: Relevance, grid: tuple[int, int], seed: int) -> Draws:
         """Selections for training: Gumbel noise on relevance, then the largest. A pure function of its arguments.
 
         The log probability of a selection is the sum of its tokens' log-softmax, a stand-in for that of drawing them
         one after the other. Where the number of tokens is chosen too, its density is added.
         """
-        config, balance = self.config, found.balance
+        config, balance = self.config, relevance.balance
         scale = balance.temperature(config) * balance.noise(config)
-        log_softmax = torch.log_softmax(found.relevance / scale, 0)
+        log_softmax = torch.log_softmax(relevance.relevance / scale, 0)
         generator = torch.Generator().manual_seed(seed)
-        uniform = torch.rand(config.samples, len(found.relevance), generator=generator).to(log_softmax.device)
+        uniform = torch.rand(config.samples, len(relevance.relevance), generator=generator).to(log_softmax.device)
         gumbel = -torch.log(-torch.log(uniform.clamp(1e-9, 1 - 1e-7)))
         noise = torch.randn(config.samples, generator=generator).to(log_softmax.device) * BUDGET_NOISE
         noisy = log_softmax.detach() + gumbel
@@ -92,14 +92,14 @@ class RelevanceModule(nn.Module):
             order = top(noisy, config.kept_of(len(log_softmax)))
             return Draws(selections_at(order, grid), log_softmax[order].sum(1))
         logit = torch.logit(balance.compress, 1e-6)
-        kept, log_probs = [], []
+        selections, log_probs = [], []
         for number in range(config.samples):
             drawn = logit.detach() + noise[number]
             order = top(noisy[number], budget(config, torch.sigmoid(drawn), len(log_softmax)))
             density = (drawn - logit) ** 2 / (2 * BUDGET_NOISE**2)
-            kept.append(tokens_at(order, grid))
+            selections.append(tokens_at(order, grid))
             log_probs.append(log_softmax.index_select(0, order).sum() - density)
-        return Draws(kept, torch.stack(log_probs))
+        return Draws(selections, torch.stack(log_probs))
 
     def idle(self) -> Tensor:
         """0, with a gradient of 0 for each parameter: a rank without images has gradients too."""

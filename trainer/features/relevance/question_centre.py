@@ -58,7 +58,7 @@ def centre_questions(model: nn.Module, deferred: Weights | None, sequences: Sequ
     """Set the centre to the mean question of these packed sequences. Returns `deferred` with the centre, if given."""
     table = model.get_input_embeddings().weight
     if deferred:
-        name = next(name for name, one in model.named_parameters() if one is table)
+        name = next(name for name, weight in model.named_parameters() if weight is table)
         table = deferred.read(name)
     centre = mean_question(table, sequences)
     if deferred:

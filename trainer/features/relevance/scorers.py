@@ -26,13 +26,13 @@ class Scorers(nn.Module):
 
     def forward(self, textures: Tensor, question: Tensor) -> Tensor:
         """(scorers, tokens) in fp32. textures: (tokens, channels); question: (width,)."""
-        found = [
+        scores = [
             self.participatory(textures, question)
             if name == "participatory" and self.participatory
             else normalised(textures[:, CHANNELS.index(OF_TEXTURE[name])])
             for name in self.names
         ]
-        return torch.stack(found) if found else textures.new_zeros(0, len(textures))
+        return torch.stack(scores) if scores else textures.new_zeros(0, len(textures))
 
 
 class Participatory(nn.Module):

@@ -55,20 +55,25 @@ def selections(
     """Tokens that these questions keep of their images, without answering them."""
     form = model.chat.form
     assert form.grids is not None
-    prompts = [model.chat.prompt(turn, own.counts, own.sizes) for turn, own in zip(turns, images, strict=True)]
+    prompts = [model.chat.prompt(turn, shown.counts, shown.sizes) for turn, shown in zip(turns, images, strict=True)]
     input_ids, _ = left_padded(prompts, model.chat.tokenizer.pad_token_id)
-    sizes = [size for own in images for size in own.sizes]
+    sizes = [size for shown in images for size in shown.sizes]
     grids = torch.tensor([(1, *form.grids.of(*size)) for size in sizes]).reshape(-1, 3)
     textures = image_features(job, model, images, device)[:, -len(CHANNELS) :].float()
     with torch.inference_mode():
-        found = iter(relevance_of_prompts(model.model, input_ids.to(device), textures, grids))
+        relevances = iter(relevance_of_prompts(model.model, input_ids.to(device), textures, grids))
         return [
             Selected(
-                [one.kept for one in own],
-                [[round(value, 3) for value in one.found.relevance.tolist()] for one in own],
-                [round(float(value), 4) for one in own[:1] for part in one.found.balance for value in part.view(-1)],
+                [selection.kept for selection in of_images],
+                [[round(value, 3) for value in selection.found.relevance.tolist()] for selection in of_images],
+                [
+                    round(float(value), 4)
+                    for selection in of_images[:1]
+                    for part in selection.found.balance
+                    for value in part.view(-1)
+                ],
             )
-            for own in ([next(found) for _ in shown.counts] for shown in images)
+            for of_images in ([next(relevances) for _ in shown.counts] for shown in images)
         ]
 
 
@@ -76,10 +81,10 @@ def target_kept(selected: Selected, region: Region) -> float | None:
     """Share of the tokens about `region` that are kept as tokens of their own; None for another number of images."""
     if not region or len(selected.kept) != 1:
         return None
-    (kept,) = selected.kept
-    requested = tokens_in(region, kept.grid)
-    own = {(row, column) for row, column, height, width in kept.cells.tolist() if height == width == 1}
-    return len(requested & own) / len(requested) if requested else None
+    (selection,) = selected.kept
+    requested = tokens_in(region, selection.grid)
+    cells = {(row, column) for row, column, height, width in selection.cells.tolist() if height == width == 1}
+    return len(requested & cells) / len(requested) if requested else None
 
 
 def tokens_in(region: Region, grid: tuple[int, int]) -> set[tuple[int, int]]:
@@ -98,10 +103,11 @@ def tokens_in(region: Region, grid: tuple[int, int]) -> set[tuple[int, int]]:
     }
 
 
-def sensitivity(one: Selected, other: Selected) -> float:
+def sensitivity(these: Selected, other: Selected) -> float:
     """1 - IoU of two selections of the same images: 0 where the question changes nothing."""
     first, second = (
-        {(n, *cell) for n, kept in enumerate(made.kept) for cell in kept.cells.tolist()} for made in (one, other)
+        {(n, *cell) for n, selection in enumerate(made.kept) for cell in selection.cells.tolist()}
+        for made in (these, other)
     )
     return 1 - len(first & second) / len(first | second) if first | second else 0.0
 
@@ -109,52 +115,52 @@ def sensitivity(one: Selected, other: Selected) -> float:
 @contextlib.contextmanager
 def selecting(model: Any, control: str) -> Iterator[None]:
     """Another selection in place of the model's own, for a control of CONTROLS; none for other controls."""
-    own: RelevanceModule | None = getattr(model, "relevance", None)
-    if own is None or control not in CONTROLS:
+    module: RelevanceModule | None = getattr(model, "relevance", None)
+    if module is None or control not in CONTROLS:
         yield
         return
-    changed = own.config.model_copy(update=CONTROLS[control])
-    other = RelevanceModule(changed, own.question_width, own.special_ids)
-    other.load_state_dict(own.state_dict())
+    changed = module.config.model_copy(update=CONTROLS[control])
+    other = RelevanceModule(changed, module.question_width, module.special_ids)
+    other.load_state_dict(module.state_dict())
     model.relevance = other.to(model.device)
     try:
         yield
     finally:
-        model.relevance = own
+        model.relevance = module
 
 
 def relevance_records(
     job: JobConfig, model: AnsweringModel, turns: Sequence[Turn], images: Sequence[ShownImages], device: torch.device
 ) -> list[dict[str, object]]:
     """Return what `summarised` needs about each question, as plain JSON."""
-    own: RelevanceModule = model.model.relevance
+    module: RelevanceModule = model.model.relevance
     questions = [_on_images(turn, len(shown.counts)) for turn, shown in zip(turns, images, strict=True)]
     # Another question about the same images: a distant one's, of which the text differs.
     half = len(questions) // 2
     others = [
-        next((q for q in questions[n + half :] + questions[: n + half] if q != one), one)
-        for n, one in enumerate(questions)
+        next((q for q in questions[n + half :] + questions[: n + half] if q != question), question)
+        for n, question in enumerate(questions)
     ]
     made = selections(job, model, questions, images, device)
     asked_otherwise = selections(job, model, others, images, device)
-    model.model.relevance = untrained(own, job.model.seed).to(device)
+    model.model.relevance = untrained(module, job.model.seed).to(device)
     before = selections(job, model, questions, images, device)
-    model.model.relevance = own
+    model.model.relevance = module
     return [
         {
-            "tokens": one.tokens,
-            "all_tokens": sum(map(len, one.relevance)),
-            "images": len(one.kept),
-            "sensitivity": sensitivity(one, other),
-            "target_kept": target_kept(one, turn.region),
+            "tokens": selected.tokens,
+            "all_tokens": sum(map(len, selected.relevance)),
+            "images": len(selected.kept),
+            "sensitivity": sensitivity(selected, other),
+            "target_kept": target_kept(selected, turn.region),
             "target_kept_untrained": target_kept(first, turn.region),
             "sha256": list(shown.sha256),
-            "grids": [kept.grid for kept in one.kept],
-            "cells": [kept.cells.tolist() for kept in one.kept],
-            "relevance": one.relevance if number < EXAMPLES and one.kept else [],
-            "balance": one.balance,
+            "grids": [selection.grid for selection in selected.kept],
+            "cells": [selection.cells.tolist() for selection in selected.kept],
+            "relevance": selected.relevance if number < EXAMPLES and selected.kept else [],
+            "balance": selected.balance,
         }
-        for number, (one, other, first, turn, shown) in enumerate(
+        for number, (selected, other, first, turn, shown) in enumerate(
             zip(made, asked_otherwise, before, turns, images, strict=True)
         )
     ]

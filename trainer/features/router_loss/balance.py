@@ -55,7 +55,7 @@ class Balance:
         assert self._logits is not None, "the language layers run before the loss"
         logits, self._logits = self._logits, None
         if not terms:  # such as of padding alone, whose mean over no token would be NaN; all ranks get gradients
-            return torch.stack([each.sum() for each in logits]).sum().float() * 0.0
+            return torch.stack([layer_logits.sum() for layer_logits in logits]).sum().float() * 0.0
         first = self.routers[0].module
         mask = _is_sample(self._samples, len(logits[0]), logits[0].device)
         balanced: Tensor = self._function(tuple(logits), first.num_experts, first.top_k, mask)

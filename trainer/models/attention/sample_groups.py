@@ -41,7 +41,7 @@ class ShortSamples:
 
     index: Tensor  # (samples, tokens of the longest) their tokens
     is_own: Tensor  # (samples, tokens of the longest), false for repetitions
-    own: Tensor  # where it is true in the flattened index
+    is_real: Tensor  # where it is true in the flattened index
 
     def read(self, heads: Tensor, *, repeat: bool = True) -> Tensor:
         """(heads, all tokens, ...) -> (samples, heads, tokens, ...). repeat: False reads zeros for repetitions."""
@@ -51,7 +51,7 @@ class ShortSamples:
     def write(self, result: Tensor, heads: Tensor) -> None:
         """The inverse of `read`."""
         rows, index = result.transpose(1, 2).flatten(0, 1).to(heads.dtype), self.index.flatten()
-        heads.transpose(0, 1).index_copy_(0, index.index_select(0, self.own), rows.index_select(0, self.own))
+        heads.transpose(0, 1).index_copy_(0, index.index_select(0, self.is_real), rows.index_select(0, self.is_real))
 
 
 Group = LongSample | ShortSamples

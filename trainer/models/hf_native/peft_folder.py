@@ -131,12 +131,12 @@ def require_same_adapter(config: ModelConfig) -> None:
 def require_fitting_adapter(model: nn.Module, lora: LoraConfig) -> None:
     """Raise ConfigError where the adapter's layers or shapes are not those of `model`, without reading its weights."""
     with _opened(lora) as file:
-        found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        actual = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     older = set(older_keys(model).values())
-    found = {name: shape for name, shape in found.items() if name not in older}
+    actual = {name: shape for name, shape in actual.items() if name not in older}
     expected = {stored: tuple(model.get_parameter(name).shape) for name, stored in _adapter_names(model).items()}
     trained = {stored: name for name, stored in stored_names(model).items()}
-    for name in sorted(found):
+    for name in sorted(actual):
         if name in expected or name in trained:
             continue
         text = "is no adapter" if ".lora_" not in name else "adapts no layer that model.lora.parts and targets name"
@@ -145,16 +145,16 @@ def require_fitting_adapter(model: nn.Module, lora: LoraConfig) -> None:
             expected="adapters of the layers in model.lora.parts and targets, and weights that this run trains",
             fix=f"{_own_targets(lora)}, and model.lora.parts and model.freeze as the adapter's run had them",
         )
-    if missing := sorted(expected.keys() - found.keys()):
+    if missing := sorted(expected.keys() - actual.keys()):
         raise ConfigError(
             f"model.lora.pretrained {lora.pretrained} lacks {len(missing)} of the {len(expected)} matrices of this "
             f"model's adapters, for example {missing[0]}",
             fix=f"{_own_targets(lora)}, and model.lora.parts as the adapter's run had them",
         )
     shapes = expected | {stored: tuple(model.get_parameter(name).shape) for stored, name in trained.items()}
-    if wrong := sorted(name for name in found if found[name] != shapes[name]):
+    if wrong := sorted(name for name in actual if actual[name] != shapes[name]):
         raise ConfigError(
-            f"model.lora.pretrained {lora.pretrained} is an adapter for another base: {wrong[0]} is {found[wrong[0]]} "
+            f"model.lora.pretrained {lora.pretrained} is an adapter for another base: {wrong[0]} is {actual[wrong[0]]} "
             f"instead of {shapes[wrong[0]]}",
             expected="the base that the adapter was trained on",
         )

@@ -36,9 +36,9 @@ def _blocks_of(comparison: Comparison) -> Iterator[RenderableType]:
     yield from _by_field(comparison)
     yield from _starts(comparison)
     table = ruled_table("right on", "both", f"only {first}", "only this run", "neither", right=("both",))
-    for one in comparison.agreement:
-        counts = (one.both_right, one.only_first, one.only_this, one.both_wrong)
-        table.add_row(one.run, *(f"{count:,}" for count in counts))
+    for agreement in comparison.agreement:
+        counts = (agreement.both_right, agreement.only_first, agreement.only_this, agreement.both_wrong)
+        table.add_row(agreement.run, *(f"{count:,}" for count in counts))
     yield table
     yield ""
     table = ruled_table("run", *usage_figures(comparison.sides[0].usage))

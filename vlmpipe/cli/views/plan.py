@@ -111,7 +111,7 @@ def _blocks(plan: PlanJson, width: int) -> Iterator[RenderableType]:
     yield from (Text(error, style="red") for error in _unshown_errors(plan))
     if plan["findings"]:
         yield ""
-        yield from (_finding(finding) for finding in sorted(plan["findings"], key=lambda one: one["severity"]))
+        yield from (_finding(finding) for finding in sorted(plan["findings"], key=lambda finding: finding["severity"]))
     if plan["memory"]:
         yield from memory_blocks(plan["memory"], width)
     yield from jobs_memory(plan["memory_beside_training"])
@@ -270,25 +270,31 @@ def _cost(cost: CostJson, bill: BillJson | None) -> Iterator[RenderableType]:
         chosen = term == cost["term"]
         mark = f" ◂ option {numbers[term]}" if term in numbers else " ◂ run file" if chosen and not numbers else ""
         table.add_column(f"{term}{mark}", justify="right", style="bold" if chosen else "")
-    table.add_row("whole run", *(amount(found["usd"]) if found["possible"] else "–" for found in terms.values()))
-    for job in dict.fromkeys(step["job"] for found in terms.values() for step in found["steps"]):
-        steps = [_step_of(found, job) for found in terms.values()]
+    table.add_row(
+        "whole run", *(amount(term_cost["usd"]) if term_cost["possible"] else "–" for term_cost in terms.values())
+    )
+    for job in dict.fromkeys(step["job"] for term_cost in terms.values() for step in term_cost["steps"]):
+        steps = [_step_of(term_cost, job) for term_cost in terms.values()]
         table.add_row(
             f"  {job}",
-            *(_share(step) if found["possible"] else "–" for found, step in zip(terms.values(), steps, strict=True)),
+            *(
+                _share(step) if term_cost["possible"] else "–"
+                for term_cost, step in zip(terms.values(), steps, strict=True)
+            ),
         )
     table.add_row(
-        "lost to interruptions", *(_lost(found["lost"]) if found["possible"] else "–" for found in terms.values())
+        "lost to interruptions",
+        *(_lost(term_cost["lost"]) if term_cost["possible"] else "–" for term_cost in terms.values()),
     )
     yield table
-    for name, found in cost["elsewhere"].items():
-        price = amount(found["usd"]) if found["possible"] else f"not possible: {found['why_not']}"
+    for name, other_place in cost["elsewhere"].items():
+        price = amount(other_place["usd"]) if other_place["possible"] else f"not possible: {other_place['why_not']}"
         yield Text(f"Option {numbers[name]}, {name}, in another region: {price}.")
-    for term, found in terms.items():
-        if not found["possible"]:
-            yield Text(f"{term} is not possible: {found['why_not']}.")
-    possible = [found for found in terms.values() if found["possible"]]
-    missing = dict.fromkeys(name for found in possible for name in found["missing"])
+    for term, other_place in terms.items():
+        if not other_place["possible"]:
+            yield Text(f"{term} is not possible: {other_place['why_not']}.")
+    possible = [term_cost for term_cost in terms.values() if term_cost["possible"]]
+    missing = dict.fromkeys(name for term_cost in possible for name in term_cost["missing"])
     if missing:
         yield Text(f"No price is known for: {'; '.join(missing)}. It is not in the sums.", style="yellow")
     if bill:

@@ -33,7 +33,7 @@ def print_suggestions(
 
     `overrides`: a.b=c, as they were given for the run file.
     """
-    found = suggestions.ways
+    ways = suggestions.ways
     title = TITLES[goal.kind].format(name=config.name, bound=goal.bound)
     where = f"on {config.cluster.scheduling_strategy} capacity in {config.gcp.location}, the same batches and steps"
     table = Table(title=f"{title} ({where})", title_justify="left", header_style="bold", box=SIMPLE_HEAD)
@@ -44,13 +44,13 @@ def print_suggestions(
     if suggestions.today:
         _add_row(table, suggestions.today, "today:\n")
         table.add_section()
-    for one in found:
-        _add_row(table, one)
+    for way in ways:
+        _add_row(table, way)
     screen = standard_output()
     screen.print(table)
-    best = override_texts(found[0].change)
-    kept = [text for text in overrides if text.partition("=")[0] not in found[0].change]
-    screen.print(Text("All of the first: "), Text(shlex.join(["vlmpipe", "plan", path, *kept, *best])), soft_wrap=True)
+    best = override_texts(ways[0].change)
+    left = [text for text in overrides if text.partition("=")[0] not in ways[0].change]
+    screen.print(Text("All of the first: "), Text(shlex.join(["vlmpipe", "plan", path, *left, *best])), soft_wrap=True)
     screen.print(
         Text(
             f"Ways within {ERROR:.0%} of the best, the error of a forecast, are ordered by how plain the strategy is "

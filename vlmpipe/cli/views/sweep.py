@@ -22,15 +22,15 @@ def sweep_table(plan: SweepPlanJson) -> Table:
     table.add_row(
         Text("shared: stages before, features", style="dim"), "", _hours(plan["shared_hours"]), "", shared, ""
     )
-    for name, one in plan["variants"].items():
-        sign, style = PLAN_LOOKS[one["state"]]
+    for name, variant in plan["variants"].items():
+        sign, style = PLAN_LOOKS[variant["state"]]
         table.add_row(
             Text(f"{sign} {name}", style=style),
-            f"{one['steps']:,}" if one["trains"] and one["steps"] is not None else "–",
-            _hours(one["train_hours"]) if one["trains"] else "–",
-            _hours(one["evaluate_hours"]),
-            _cost(plan, one["usd"]),
-            memory_text(one["memory"]) if one["trains"] else Text("–"),
+            f"{variant['steps']:,}" if variant["trains"] and variant["steps"] is not None else "–",
+            _hours(variant["train_hours"]) if variant["trains"] else "–",
+            _hours(variant["evaluate_hours"]),
+            _cost(plan, variant["usd"]),
+            memory_text(variant["memory"]) if variant["trains"] else Text("–"),
         )
     table.add_section()
     whole = f"{plan['trainings']} trainings: {len(plan['variants'])} variants x {plan['starts']} starts"

@@ -79,7 +79,7 @@ def print_findings(findings: Sequence[Finding]) -> None:
 def print_violations(violations: Sequence[Violation], region: str, not_checked: Sequence[str] = ()) -> None:
     """A block for each violation of a job spec, errors first, and the counts."""
     console = standard_output()
-    for violation in sorted(violations, key=lambda one: one.severity):  # "error" comes before "warning"
+    for violation in sorted(violations, key=lambda violation: violation.severity):  # "error" comes before "warning"
         sign, style = FINDING_LOOKS["failed" if violation.severity == "error" else "warning"]
         title = Text.assemble((f"{sign} {violation.code}", style), f"  {violation.path}")
         console.print(title, soft_wrap=True)
@@ -92,7 +92,7 @@ def print_violations(violations: Sequence[Violation], region: str, not_checked: 
             if text:
                 table.add_row(f"    {name}", Text(text, style="dim" if name == "source" else ""))
         console.print(table)
-    counts = {name: sum(one.severity == name for one in violations) for name in ("error", "warning")}
+    counts = {name: sum(violation.severity == name for violation in violations) for name in ("error", "warning")}
     words = [f"{number} {name}{'' if number == 1 else 's'}" for name, number in counts.items() if number]
     console.print(Text(", ".join(words) or "nothing wrong with this job spec"))
     if not region:

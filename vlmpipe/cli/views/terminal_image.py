@@ -118,7 +118,7 @@ def sixels(image: Image.Image) -> bytes:
 def _repeated(bits: list[int]) -> str:
     """Columns of six pixels as characters, runs of more than three as a number."""
     text = "".join(chr(63 + value) for value in bits)
-    return re.sub(r"(.)\1{3,}", lambda found: f"!{len(found[0])}{found[1]}", text)
+    return re.sub(r"(.)\1{3,}", lambda match: f"!{len(match[0])}{match[1]}", text)
 
 
 def _write(handle: int, data: bytes) -> None:

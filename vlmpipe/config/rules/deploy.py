@@ -48,14 +48,14 @@ def deploy_problems(config: RunFields) -> Iterator[Problem]:
     if config.model.relevance:
         text = "found with model.relevance, which vLLM and transformers serve ignore: they give the model all tokens of"
         yield Problem("deploy", f"{text} an image; expected no deploy: vlmpipe predict and evaluate select tokens")
-    own = [
+    args = [
         argument
         for argument in deploy.args
         if option_of(argument).startswith(PROCESSOR) and not resizes_by_pillow(argument)
     ]
-    if own:
+    if args:
         text = (
-            f"found {own[0]}, which takes the place of the deployment's own: images would be resized otherwise than in"
+            f"found {args[0]}, which takes the place of the deployment's own: images would be resized otherwise than in"
         )
         yield Problem("deploy.args", f'{text} training and evaluation; expected "use_fast": false in it')
     if deploy.image_uri and config.model.family == VIDEO_TOKEN_FAMILY and config.model.tokenizer.startswith(TRAINED):
@@ -82,10 +82,10 @@ def option_of(argument: str) -> str:
 def resizes_by_pillow(argument: str) -> bool:
     """Return whether this value of vLLM's --mm-processor-kwargs chooses processors for Pillow."""
     try:
-        given = json.loads(argument.partition("=")[2])
+        options = json.loads(argument.partition("=")[2])
     except ValueError:
         return False
-    return isinstance(given, dict) and given.get("use_fast") is False
+    return isinstance(options, dict) and options.get("use_fast") is False
 
 
 def _adapter_problems(model: ModelConfig) -> Iterator[Problem]:

@@ -125,13 +125,13 @@ def unused_settings(config: RunFields) -> Iterator[Problem]:
     if trainer is None:
         return
     fields = train.model_fields_set - _OF_THE_LAUNCHER - {"optimizer"}
-    given = {f"train.{name}" for name in fields if getattr(train, name) is not None}
-    given |= {f"train.optimizer.{name}" for name in train.optimizer.model_fields_set}
-    given |= {"checkpoint.export_dtype"} if config.checkpoint.export_dtype == "bf16" else set()
-    given |= {f"model.{name}" for name in config.model.model_fields_set if name.startswith(("freeze", "train_"))}
+    fields_set = {f"train.{name}" for name in fields if getattr(train, name) is not None}
+    fields_set |= {f"train.optimizer.{name}" for name in train.optimizer.model_fields_set}
+    fields_set |= {"checkpoint.export_dtype"} if config.checkpoint.export_dtype == "bf16" else set()
+    fields_set |= {f"model.{name}" for name in config.model.model_fields_set if name.startswith(("freeze", "train_"))}
     pretrained = config.model.pretrained
     if pretrained and pretrained.revision and not bucket_address(pretrained.weights):
         text = f"has no effect: the program is only told {pretrained.weights}, and takes what that holds; expected "
         yield Problem("model.pretrained.revision", f"{text}weights on gs://, which are compared with the revision")
-    for field in sorted(given - trainer.used_settings):
+    for field in sorted(fields_set - trainer.used_settings):
         yield Problem(field, "has no effect: no placeholder in train.trainer.command reads it")

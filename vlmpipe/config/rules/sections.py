@@ -54,8 +54,8 @@ def section_problems(config: RunFields) -> Iterator[Problem]:
     yield from _mirror_problems(config)
     yield from _adapter_problems(config)
     if model.image_kind == "grids" and config.data.max_image_aspect > MAX_ASPECT:
-        found = f"found {config.data.max_image_aspect:g} with model.family {model.family}"
-        text = f"{found}, whose images keep their shape; expected at most {MAX_ASPECT:g}"
+        refused = f"found {config.data.max_image_aspect:g} with model.family {model.family}"
+        text = f"{refused}, whose images keep their shape; expected at most {MAX_ASPECT:g}"
         yield Problem("data.max_image_aspect", text)
     if config.data.video == NATIVE:
         yield from _video_problems(config)
@@ -244,8 +244,8 @@ def _rank_problems(config: RunFields) -> Iterator[Problem]:
         expected = f"a divisor of the {cluster.processes} processes of a node, or whole nodes that divide all"
         yield Problem("train.context_parallel", f"found {train.context_parallel}, expected {expected}")
     if cluster.world_size % train.model_ranks:
-        found = f"found {train.pipeline_parallel} with train.tensor_parallel {train.tensor_parallel}"
-        text = f"{found}, expected ranks ({cluster.world_size}) that are a multiple of {train.model_ranks}"
+        problem = f"found {train.pipeline_parallel} with train.tensor_parallel {train.tensor_parallel}"
+        text = f"{problem}, expected ranks ({cluster.world_size}) that are a multiple of {train.model_ranks}"
         yield Problem("train.pipeline_parallel", text)
     if train.profile and max(train.profile.ranks) >= cluster.world_size:
         text = f"found {list(train.profile.ranks)}, expected ranks from 0 to {cluster.world_size - 1}"
@@ -256,12 +256,12 @@ def _rank_problems(config: RunFields) -> Iterator[Problem]:
     groups = max(1, cluster.world_size // train.sequence_ranks)
     step_sequences = groups * train.micro_batch_size
     if train.global_batch_size % step_sequences:
-        each = f", {train.sequence_ranks} with the same sequences" if train.sequence_ranks > 1 else ""
+        shared = f", {train.sequence_ranks} with the same sequences" if train.sequence_ranks > 1 else ""
         yield Problem(
             "train.global_batch_size",
             f"found {train.global_batch_size}, expected a multiple of {step_sequences} = {groups} "
-            f"{'groups' if each else 'ranks'} (cluster.replica_count {cluster.replica_count} x {cluster.processes} "
-            f"processes{each}) x train.micro_batch_size {train.micro_batch_size}",
+            f"{'groups' if shared else 'ranks'} (cluster.replica_count {cluster.replica_count} x {cluster.processes} "
+            f"processes{shared}) x train.micro_batch_size {train.micro_batch_size}",
         )
 
 

@@ -33,10 +33,10 @@ def sweep_problems(config: RunFields, sweep: SweepConfig, runs: Mapping[str, Run
         yield Problem("sweep", f"found {trainings:,} trainings, expected at most {MAX_TRAININGS:,}")
     known = set(names)
     asked: dict[str, tuple[str, ...]] = {"sweep.baseline": (baseline_of(sweep),)}
-    for number, one in enumerate(sweep.hypotheses):
-        asked[f"sweep.hypotheses.{number}"] = (one.variant, *one.against)
-        if one.variant in one.against:
-            yield Problem(f"sweep.hypotheses.{number}", f"found {one.variant} against itself")
+    for number, hypothesis in enumerate(sweep.hypotheses):
+        asked[f"sweep.hypotheses.{number}"] = (hypothesis.variant, *hypothesis.against)
+        if hypothesis.variant in hypothesis.against:
+            yield Problem(f"sweep.hypotheses.{number}", f"found {hypothesis.variant} against itself")
     for field, used in asked.items():
         for name in used:
             if name not in known:
@@ -74,21 +74,21 @@ def _not_possible(config: RunFields) -> Iterator[Problem]:
 def _without_effect(config: RunFields, variants: list[Variant], runs: Mapping[str, RunFields]) -> Iterator[Problem]:
     *earlier, last = config.stage_runs()
     shared = {name: effective(run) for name, run in config.stage_runs().items()}
-    found = dict[str, dict[str, Any]]()
+    effects = dict[str, dict[str, Any]]()
     for variant in variants:
-        own = {name: effective(run) for name, run in runs[variant.name].stage_runs().items()}
-        if changed := next((stage for stage in earlier if own[stage] != shared[stage]), ""):
+        effects_of_stage = {name: effective(run) for name, run in runs[variant.name].stage_runs().items()}
+        if changed := next((stage for stage in earlier if effects_of_stage[stage] != shared[stage]), ""):
             text = f"changes stage {changed}, which all variants share; expected fields of stages.{last}"
             yield Problem(f"sweep.variants.{variant.name}", text)
-        found[variant.name] = own[last]
+        effects[variant.name] = effects_of_stage[last]
     for number, variant in enumerate(variants):
         for other in variants[:number]:
-            if variant.name != other.name and found[variant.name] == found[other.name]:
+            if variant.name != other.name and effects[variant.name] == effects[other.name]:
                 text = f"trains the same as {other.name}; expected variants that differ in what a job reads"
                 yield Problem(f"sweep.variants.{variant.name}", text)
     for field in dict.fromkeys(field for variant in variants for field in variant.values):
         using = (variant for variant in variants if field in variant.values)
-        if not any(_changes(config, variant, field, found[variant.name]) for variant in using):
+        if not any(_changes(config, variant, field, effects[variant.name]) for variant in using):
             text = "changes nothing of any variant: they would train the same without it"
             yield Problem("sweep", f"found {field}, which {text}")
 
@@ -121,6 +121,6 @@ def effective(run: RunFields) -> dict[str, object]:
             unread |= {"samples", "explore", "token_cost"}
         elif relevance.get("channels"):
             relevance = {**relevance, "channels": list(run.model.relevance.channel_names)}  # type: ignore[union-attr]
-        kept = {name: value for name, value in relevance.items() if name not in unread}
-        content["model"] = {**content["model"], "relevance": kept}
+        read = {name: value for name, value in relevance.items() if name not in unread}
+        content["model"] = {**content["model"], "relevance": read}
     return content

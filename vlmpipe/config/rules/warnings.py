@@ -116,10 +116,11 @@ def layers_without_adapters(shape: ModelShape) -> list[Problem]:
         return []
     whole = shape.parameters["language_layers"]
     groups: dict[str, list[LeftOut]] = {}
-    for one in shape.without_adapters:
-        groups.setdefault(one.reason, []).append(one)
+    for layers in shape.without_adapters:
+        groups.setdefault(layers.reason, []).append(layers)
     parts = [
-        f"{', '.join(one.name for one in some)} ({_share(some, whole)}, {reason})" for reason, some in groups.items()
+        f"{', '.join(layers.name for layers in some)} ({_share(some, whole)}, {reason})"
+        for reason, some in groups.items()
     ]
     text = f"leaves {_share(shape.without_adapters, whole)} of the language model's layers without adapters: "
     return [Problem("model.lora", text + "; ".join(parts))]
@@ -160,4 +161,4 @@ def delta_rules(config: RunFields, shape: ModelShape) -> list[Problem]:
 
 
 def _share(some: Sequence[LeftOut], whole: int) -> str:
-    return f"{sum(one.parameters for one in some) / whole:.2%}"
+    return f"{sum(layers.parameters for layers in some) / whole:.2%}"

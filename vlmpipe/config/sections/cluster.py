@@ -292,16 +292,16 @@ class ClusterConfig(Section):
 
     def of_job(self, job: str) -> ClusterConfig:
         """The cluster with the nodes of one job, such as cache_features or evaluate, in place of training's."""
-        own = {
+        cluster = {
             "replay": (self.evaluate_machine, self.evaluate_replica_count),
             "cache_features": (self.features_machine, self.features_replica_count),
             "evaluate": (self.evaluate_machine, self.evaluate_replica_count),
             "benchmark": (self.evaluate_machine, 1),
             "audit": (self.evaluate_machine, 1),
         }
-        if job not in own:
+        if job not in cluster:
             return self
-        machine, replica_count = own[job]
+        machine, replica_count = cluster[job]
         changes: dict[str, object] = {"replica_count": replica_count, "reduction_server": None}
         if machine:
             changes |= {name: getattr(machine, name) for name in JobMachineConfig.model_fields}
@@ -336,7 +336,7 @@ class ClusterConfig(Section):
         return self
 
     def _require_use_of_reservations(self) -> None:
-        affinity, options = self.reservation_affinity, [one for one in self.capacity_fallback if one.reservation]
+        affinity, options = self.reservation_affinity, [rung for rung in self.capacity_fallback if rung.reservation]
         if any(option.location for option in options):
             raise ValueError("capacity_fallback: reservation takes no location: its zone is fixed")
         if any(option.scheduling_strategy != "standard" for option in options):

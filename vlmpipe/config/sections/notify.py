@@ -59,7 +59,7 @@ def _secret_part(address: str) -> str:
     host = parts.hostname or ""
     if parts.username or parts.password:
         return "a user name or password"
-    if any(host == one or host.endswith(f".{one}") for one in SECRET_HOSTS):
+    if any(host == secret_host or host.endswith(f".{secret_host}") for secret_host in SECRET_HOSTS):
         return f"{host} takes the address itself as proof of identity"
     for name, value in parse_qsl(parts.query):
         if is_secret_name(name) or name.lower() in _SIGNATURES or form_of_secret(value):

@@ -91,18 +91,18 @@ def stage_contents(content: Mapping[str, object], stages: Sequence[StageConfig])
     contents = {}
     for stage in stages:
         try:
-            own = merged(content, stage.changes())
+            values = merged(content, stage.changes())
         except ProblemsError as error:
             problems = [Problem(path_in(stage.name, problem.field), problem.text) for problem in error.problems]
             raise ProblemsError(problems) from None
         if (
             stage is not stages[-1]
         ):  # its model is not registered, so it has no champion, no common bounds and no quantized exports
-            own |= {"name": f"{content['name']}-{stage.name}", "gate": _gate_between(stage), "register": {}}
-            own["checkpoint"] = _unrounded(own.get("checkpoint", {}))
-            if isinstance(evaluate := own.get("evaluate"), Mapping) and "quantize" not in stage.evaluate:
-                own["evaluate"] = {name: value for name, value in evaluate.items() if name != "quantize"}
-        contents[stage.name] = {**own, "schedule": None}
+            values |= {"name": f"{content['name']}-{stage.name}", "gate": _gate_between(stage), "register": {}}
+            values["checkpoint"] = _unrounded(values.get("checkpoint", {}))
+            if isinstance(evaluate := values.get("evaluate"), Mapping) and "quantize" not in stage.evaluate:
+                values["evaluate"] = {name: value for name, value in evaluate.items() if name != "quantize"}
+        contents[stage.name] = {**values, "schedule": None}
     return contents
 
 
@@ -184,42 +184,42 @@ def naming_stage(stage: str, *, kind: str = "stage") -> Iterator[None]:
         raise
 
 
-def problems_of_stages(found: Mapping[str, Sequence[Problem]]) -> list[Problem]:
+def problems_of_stages(by_stage: Mapping[str, Sequence[Problem]]) -> list[Problem]:
     """Problems by stage as those of the run file: what all stages share is the run file's own."""
-    shared = set.intersection(*map(set, found.values()))
-    own = [
+    shared = set.intersection(*map(set, by_stage.values()))
+    unshared = [
         Problem(path_in(stage, problem.field), problem.text)
-        for stage, problems in found.items()
+        for stage, problems in by_stage.items()
         for problem in problems
         if problem not in shared
     ]
-    return [*(one for one in next(iter(found.values())) if one in shared), *own]
+    return [*(problem for problem in next(iter(by_stage.values())) if problem in shared), *unshared]
 
 
 def hidden_by_stages(content: Mapping[str, object], fields: Sequence[str]) -> dict[str, list[str]]:
     """Return the dotted `fields` for which stages have values of their own, each with the names of these stages."""
     stages = content.get("stages")
-    found: dict[str, list[str]] = {}
+    hidden: dict[str, list[str]] = {}
     if not isinstance(stages, list):
-        return found
-    for stage in (one for one in stages if isinstance(one, Mapping)):
+        return hidden
+    for stage in (entry for entry in stages if isinstance(entry, Mapping)):
         others = ("name",) if stage is stages[-1] else ("name", "gate")
-        own: dict[str, object] = {name: one for name, one in stage.items() if name not in others}
-        paths = [path for path, value in leaves(own) if value != {}]
-        if own.get("freeze") is not None:
+        own_fields: dict[str, object] = {name: value for name, value in stage.items() if name not in others}
+        paths = [path for path, value in leaves(own_fields) if value != {}]
+        if own_fields.get("freeze") is not None:
             paths.append("model.freeze")
         for path in paths:
             for field in fields:
                 if f"{path}.".startswith(f"{field}.") or f"{field}.".startswith(f"{path}."):
-                    found.setdefault(field, []).append(str(stage.get("name")))
-    return found
+                    hidden.setdefault(field, []).append(str(stage.get("name")))
+    return hidden
 
 
 def with_overrides(data: Mapping[str, object], overrides: Mapping[str, object]) -> dict[str, object]:
     """A copy of the run file with overrides merged into it. Raises RunFileError for one that a stage or each variant of
     a sweep has its own value of: that value would stay."""
-    content, given = apply_overrides(data, overrides), dict(leaves(overrides))
-    fields = [*given, *(path for path, _ in replaced(given))]
+    content, overridden = apply_overrides(data, overrides), dict(leaves(overrides))
+    fields = [*overridden, *(path for path, _ in replaced(overridden))]
     hidden = hidden_by_stages(content, fields)
     if hidden:
         problems = [

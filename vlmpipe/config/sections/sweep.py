@@ -92,11 +92,11 @@ def variants_of(sweep: SweepConfig) -> list[Variant]:
     fields = list(sweep.grid)
     numbers = [range(len(sweep.grid[field])) for field in fields]
     variants = []
-    for one, places in itertools.product(named, itertools.product(*numbers)):
+    for named_values, places in itertools.product(named, itertools.product(*numbers)):
         point = {field: sweep.grid[field][place] for field, place in zip(fields, places, strict=True)}
-        parts = [one.name] if one.name else []
+        parts = [named_values.name] if named_values.name else []
         parts += [_point_name(sweep, field, place) for field, place in zip(fields, places, strict=True)]
-        variants.append(Variant("--".join(parts), {**one.values, **point}))
+        variants.append(Variant("--".join(parts), {**named_values.values, **point}))
     return variants
 
 
@@ -106,7 +106,7 @@ def hidden_by_sweep(content: Mapping[str, object], fields: Iterable[str]) -> lis
     if not isinstance(sweep, Mapping):
         return []
     grid, variants = (
-        {str(k): v for k, v in one.items()} if isinstance(one := sweep.get(name), Mapping) else {}
+        {str(k): v for k, v in part.items()} if isinstance(part := sweep.get(name), Mapping) else {}
         for name in ("grid", "variants")
     )
     named = [{path for path, _ in leaves(values)} for values in variants.values() if isinstance(values, Mapping)]

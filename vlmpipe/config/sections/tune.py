@@ -85,8 +85,10 @@ class ParameterSpec(Section):
     @model_validator(mode="after")
     def _one_kind(self) -> ParameterSpec:
         kinds = (self.range, self.discrete_value_spec, self.categorical_value_spec)
-        given = [kind for kind in kinds if kind] + ([1] if self.double_value_spec and self.integer_value_spec else [])
-        if len(given) != 1:
+        kinds_given = [kind for kind in kinds if kind] + (
+            [1] if self.double_value_spec and self.integer_value_spec else []
+        )
+        if len(kinds_given) != 1:
             raise ValueError(
                 "give one of double_value_spec, integer_value_spec, discrete_value_spec and categorical_value_spec"
             )
@@ -148,7 +150,7 @@ class TuneConfig(Section):
         both = [name for name in self.parameters if of_one.get(name) in self.parameters]
         if both:
             raise ValueError(f"parameters {' and '.join(both)} say the same in two forms: search one of them")
-        ranges = [name for name, one in self.parameters.items() if one.double_value_spec]
+        ranges = [name for name, spec in self.parameters.items() if spec.double_value_spec]
         if self.algorithm == "GRID_SEARCH" and ranges:
             raise ValueError(f"GRID_SEARCH takes no double_value_spec, which {', '.join(ranges)} has: give values")
         if self.stopping != "none" and self.metric != VALIDATION_LOSS:

@@ -32,21 +32,21 @@ def test_validation_images_are_found_by_the_first_sample_that_has_the_image(tabl
     searched = {sha256: signature for sha256, (*_, signature) in validation_images(table).items()}
     result = like_train(table, searched)
     assert (result.images, result.without_signature, result.compared) == (9, 1, 1.0)
-    assert result.found == {f"other-{number}": (f"t{number}", 1, 0) for number in range(45, 50)}
-    assert [name for name, _ in result.closest()] == sorted(result.found)
+    assert result.nearest == {f"other-{number}": (f"t{number}", 1, 0) for number in range(45, 50)}
+    assert [name for name, _ in result.closest()] == sorted(result.nearest)
 
 
 def test_parts_of_a_large_search_add_up(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     searched = {f"image-{number}": signature for number, signature in enumerate(SIGNATURES)}
     whole = like_train(table, searched)
     monkeypatch.setattr(tables, "MAX_SEARCHED", 7)
-    assert like_train(table, searched).found == whole.found
-    assert len(whole.found) == 49
+    assert like_train(table, searched).nearest == whole.nearest
+    assert len(whole.nearest) == 49
 
 
 def test_a_search_that_spends_its_comparisons_says_what_share_was_compared(table: Path) -> None:
     result = like_train(table, dict(zip("abc", SIGNATURES, strict=False)), max_comparisons=0)
-    assert (result.images, result.compared, result.found) == (3, 0.0, {})
+    assert (result.images, result.compared, result.nearest) == (3, 0.0, {})
 
 
 def test_no_training_image_leaves_nothing_to_compare(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_the_mean_of_the_questions_scores_is_the_formats_first_score() -> None:
     assert set(sets) == set(FORMATS)
     for form, pairs in sets.items():
         found = scored(form, *pairs)
-        counted = [value for value in found.each if value is not None]
+        counted = [value for value in found.of_questions if value is not None]
         assert fmean(counted) == pytest.approx(found.scores()[SCORES[form][0]]), form
     assert scored("mmbench", *sets["mmbench"]).scores()["accuracy"] == 1.0
 
