@@ -199,7 +199,7 @@ def resume_live_schedule(
     ask: Callable[[str], bool] | None,
     now: dt.datetime,
 ) -> RunSchedule:
-    """Let a paused schedule start runs again, once what they cost is approved. Another one is left as it is.
+    """Let a paused schedule start runs again, once their cost is approved. Another one is left as it is.
 
     The figures are those of the live schedule: the plan of the run file that its runs read, with the prices of the one
     given, and its cron line; a month, and with `catch_up` the runs that were due since the pause. Raises UserError

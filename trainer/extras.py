@@ -1,4 +1,4 @@
-"""Which extra of the distribution brings a package, by itself or as what another one needs."""
+"""Extras of the distribution that bring a package, directly or as a requirement."""
 
 from __future__ import annotations
 

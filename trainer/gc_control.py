@@ -29,7 +29,7 @@ def collector_off() -> Iterator[None]:
 
 
 def collect_between_steps() -> None:
-    """From now on garbage is only looked for when `gc.collect` is called, and only among what is made from now on.
+    """Look for garbage from now on only when `gc.collect` is called, and only among later objects.
 
     To look through all that torch and transformers are made of takes a fifth of a second: at every 200th step, that is
     1 % of steps of 100 ms.

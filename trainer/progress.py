@@ -50,7 +50,7 @@ class Progress:
             print(f"{record.step}: {share} {record.unit} {record.message}".rstrip(), flush=True)
 
     def flush(self) -> None:
-        """Write what was reported last, before another object takes over this step's record."""
+        """Write the last report, before another object takes over this step's record."""
         self._file.settle(self.record.sealed())
 
     def finish(self, state: str = "done", message: str = "") -> None:

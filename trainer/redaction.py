@@ -1,4 +1,4 @@
-"""Hides secrets of known forms in what is printed, logged or recorded, and control characters in what is printed.
+"""Hides secrets of known forms in printed, logged and recorded text, and control characters in printed text.
 
 Every process of vlmpipe writes to its terminal or log through `hiding_secrets`. The logs of a local job's replicas,
 which may run any program, pass through a `Redactor` line by line, and step records through `redact_all`. A secret of no
@@ -237,7 +237,7 @@ def hiding_secrets() -> Iterator[None]:
 
 
 def _open_closed_streams() -> None:
-    """Let what is printed vanish where this process was started with a closed stdout or stderr (`>&-`), as for C."""
+    """Let printed text vanish where this process was started with a closed stdout or stderr (`>&-`), as for C."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, until the process ends

@@ -79,7 +79,7 @@ def assigned_secrets(text: str) -> Iterator[re.Match[str]]:
 
 
 def _is_assigned(name: str, value: str) -> bool:
-    """Return whether it is a secret rather than a word of prose or code after a secret's name."""
+    """Return whether a value is a secret rather than a word of prose or code after a secret's name."""
     if len(value) < _SHORTEST_ASSIGNED or not may_be_secret(name, value):
         return False
     return name.isupper() or name.lower().endswith(("password", "passwd")) or any(map(str.isdigit, value))

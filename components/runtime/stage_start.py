@@ -17,7 +17,7 @@ from vlmpipe.trainer.storage.export_manifest import FOLDER, NAME
 
 
 def continued(config: RunConfig, this: RunPaths, before: Sequence[tuple[RunConfig, RunPaths]]) -> RunConfig:
-    """The run file of a stage with the export of the stage before it as the source of what was trained so far.
+    """The run file of a stage with the export of the stage before it as the source of trained parts.
 
     Parts that no stage has trained keep their source, and so the cached features of a tower their address. Raises
     ConfigError where there is no export.
@@ -56,7 +56,7 @@ def _trains(model: ModelConfig, part: ModelPart) -> bool:
 
 
 def _tokenizer(config: RunConfig, this: RunPaths, first: RunPaths, export: str) -> str:
-    """One that is trained is trained again only on the first stage's very data, which gives the same one."""
+    """Train a tokenizer again only on the first stage's very data, which gives the same one."""
     tokenizer = config.model.tokenizer
     if not tokenizer.startswith("train:"):
         return tokenizer

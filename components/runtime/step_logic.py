@@ -196,7 +196,7 @@ def close_run(run_uri: str, outcome: str) -> str:
 
 
 def _close_sweep(run_uri: str) -> str:
-    """Compare again what there is: the run may have ended before the step that compares."""
+    """Compare the finished trainings again: the run may have ended before the step that compares."""
     from vlmpipe.comparison.sweep.page import PAGE
     from vlmpipe.comparison.sweep_report import write_sweep_report
 

@@ -1,4 +1,4 @@
-"""Where a part's weights are, by what is on this machine."""
+"""Where a part's weights are, by files on this machine."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class StoredCheckpoint:
 
 @dataclass(frozen=True)
 class LossModel:
-    """The training module of a checkpoint, with what its batches are made of."""
+    """The training module of a checkpoint, with the sources of its batches."""
 
     module: nn.Module
     loss: TokenLoss

@@ -1,4 +1,4 @@
-"""Loss of each answer of prepared data under one checkpoint, with its images and without what is in them."""
+"""Loss of each answer of prepared data under one checkpoint, with its images and with blank ones."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class _Under:
 
 
 def chosen_samples(samples: int, most: int) -> tuple[list[int], str]:
-    """Samples whose losses are computed, and what is left out."""
+    """Samples whose losses are computed, and a sentence about the rest."""
     count = min(samples, most or samples)
     chosen = [number * samples // count for number in range(count)] if count else []
     left_out = f"losses of {count:,} of {samples:,} samples (max_samples)" if count < samples else ""

@@ -19,7 +19,7 @@ INDUCTOR = "torch._inductor.codecache"  # not loaded where nothing has been comp
 
 
 def kernel_files(worker: ProcessContext) -> dict[str, Tensor]:
-    """File -> inductor's artifacts of what this process has compiled or loaded, as bytes; empty where there are none.
+    """File -> inductor's artifacts that this process has compiled or loaded, as bytes; empty where there are none.
 
     The ranks of the first node save theirs for their like on every node: kernels name the GPU by its number there.
     """

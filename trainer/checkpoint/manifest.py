@@ -58,7 +58,7 @@ class FileSums:
         return first, min(self.size_bytes, -(-end // size) * size)
 
     def holds(self, start: int, data: memoryview) -> bool:
-        """Return whether `data` is what the file has from `start`, the beginning of a block, to the end of another."""
+        """Return whether `data` equals the file from `start`, the beginning of a block, to the end of another."""
         size = DIGEST_BYTES[self.is_sha256]
         first = start // self.block_bytes * size
         expected = self.blocks[first : first + -(-len(data) // self.block_bytes) * size]

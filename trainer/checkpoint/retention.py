@@ -18,7 +18,7 @@ from vlmpipe.trainer.storage.transfer import DELETING, in_parallel
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints to keep: the last good ones, those at multiples of a step (0: none), the best validated one."""
+    """Rule for kept checkpoints: the last good ones, those at multiples of a step (0: none), the best validated one."""
 
     keep_last: int
     keep_every_steps: int = 0

@@ -177,7 +177,7 @@ def problems_of_new_runs(deepspeed: Mapping[str, object], strategy: str) -> list
 
 
 def problem_in_section(name: str, value: object) -> str:
-    """Say what is wrong with a value that DeepSpeed takes unseen; empty for nothing, and for other names."""
+    """Describe the problem of a value that DeepSpeed takes unseen; empty for nothing, and for other names."""
     kind = IN_SECTIONS.get(name)
     if kind is None or _is_of(kind, value):
         return ""

@@ -230,7 +230,7 @@ class ModelConfig(Section):
 
     @property
     def is_of_any_type(self) -> bool:
-        """Return whether the model's own files alone say what it is."""
+        """Return whether the model's own files alone define the model."""
         return self.family in ANY_TYPE_FAMILIES
 
     @property

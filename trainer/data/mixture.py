@@ -1,4 +1,4 @@
-"""Which samples of several sources an epoch draws, and in what order: a pure function of sizes, shares, seed and epoch.
+"""Samples of several sources that an epoch draws, in order: a pure function of sizes, shares, seed and epoch.
 
 Each source is read in passes, each pass in another order. An epoch takes up where the one before it stopped, so that no
 sample is drawn a second time before all others of its source were drawn. The sources alternate so evenly that every

@@ -28,7 +28,7 @@ def gather(value: T, worker: ProcessContext) -> list[T]:
 
 
 def on_any(worker: ProcessContext, value: bool) -> bool:
-    """Return whether it is true on any rank. Collective."""
+    """Return whether a value is true on any rank. Collective."""
     return any(gather(value, worker))
 
 

@@ -1,4 +1,4 @@
-"""Which build of torch is installed, without a GPU.
+"""The installed build of torch, found without a GPU.
 
     python -m vlmpipe.trainer.distributed.torch_build --build cu130 --min-driver 580 --min-compute-capability 7.5
 
@@ -46,7 +46,7 @@ def installed_build() -> TorchBuild:
 
 
 def main() -> int:
-    """Compare the installed build with what is expected of it, and print it."""
+    """Compare the installed build with the expected one, and print the result."""
     parser = argparse.ArgumentParser(prog="python -m vlmpipe.trainer.distributed.torch_build", description=__doc__)
     parser.add_argument("--build", required=True)
     parser.add_argument("--min-driver", default="")

@@ -57,7 +57,7 @@ class ModelFolder:
         return cls(store, {info.name: info.version for info in store.list()})
 
     def take(self, output: Path) -> int:
-        """Copy what the program has written here to `output`, unless it has written more there than checkpoints. Return
+        """Copy the program's files here to `output`, unless it has written more there than checkpoints. Return
         the files copied.
         """
         new = [info.name for info in self.store.list() if self.before.get(info.name) != info.version]

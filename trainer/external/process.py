@@ -35,12 +35,12 @@ class Node:
 
     @property
     def trains(self) -> bool:
-        """Return whether it is the chief or a worker."""
+        """Return whether this replica is the chief or a worker."""
         return self.roles is None or self.roles.is_node
 
     @property
     def meets(self) -> bool:
-        """Return whether it waits for the other nodes, and resumes from the chief's choice.
+        """Return whether this replica waits for the other nodes, and resumes from the chief's choice.
 
         Not where servers hold the state: their workers may be restarted one by one, while the chief continues.
         """

@@ -68,7 +68,7 @@ class ProgressEndpoint:
         }
 
     def take(self, authorization: str, body: bytes) -> int:
-        """Note what was posted. Returns the HTTP status: 200, 401 for a wrong token, 400 for another form."""
+        """Note a posted report. Returns the HTTP status: 200, 401 for a wrong token, 400 for another form."""
         if not hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode()):
             return 401
         status = json_object(body).get("trainerStatus")

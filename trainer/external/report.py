@@ -79,7 +79,7 @@ class TrainerReport:
         Progress(job.run.run_uri, STEP).finish("reused", made)
 
     def log(self, progress: TrainingProgress, posted: Posted | None = None, *, last: bool = False) -> None:
-        """Log what the program has written since the last call; show what it has posted where that is further.
+        """Log lines that the program has written since the last call; show what it has posted where that is further.
 
         last: it has ended.
         """

@@ -95,7 +95,7 @@ class _Tensor:
     size_bytes: int
 
     def read(self) -> Iterator[bytes]:
-        """Its bytes, in pieces."""
+        """The file's bytes, in pieces."""
         with self.file.open("rb") as stream:
             stream.seek(self.start)
             for done in range(0, self.size_bytes, PIECE_BYTES):

@@ -58,7 +58,7 @@ Batch = TypeVar("Batch")
 
 
 def build(job: JobConfig, worker: ProcessContext) -> int:
-    """Encode what is missing. Returns the number of images this job encoded, over all ranks. Collective."""
+    """Encode images without features. Returns the number of images this job encoded, over all ranks. Collective."""
     precision = job.train.precision
     uri = features_uri(job.run.features_root, job.model, precision)
     prepared_uri = job.pointers().prepared_uri

@@ -117,7 +117,7 @@ def _in_memory(shards: Shards) -> tuple[StoredShards, ImagePlaces]:
 
 
 class _Listing:
-    """Collects what is known of shards while their images become rows."""
+    """Collects facts about shards while their images become rows."""
 
     def __init__(self) -> None:
         self._sidecars: list[Sidecar] = []

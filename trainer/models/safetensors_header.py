@@ -36,7 +36,7 @@ class Place:
 
 
 def require_whole_folder(folder: Path) -> int:
-    """Raise DataError for a damaged file of weights and for an index that names what is not there.
+    """Raise DataError for a damaged file of weights and for an index that names missing files.
 
     Returns the number of tensors, 0 of a folder without safetensors.
     """

@@ -114,7 +114,7 @@ def metrics_of(readings: Sequence[GpuReading]) -> dict[str, float]:
 
 
 class GpuFaultWatch:
-    """Says what is wrong with GPUs: each kind of throttling and ECC errors, once per rank.
+    """Reports faults of GPUs: each kind of throttling and ECC errors, once per rank.
 
     Throttling may come and go with every reading; the metrics hold how often, and how many errors there are by now.
     """

@@ -49,7 +49,7 @@ class MlflowLog:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _look(self, wait_s: float, missing: str) -> None:
-        """Meet the errors of what was sent; wait_s: for what is still under way."""
+        """Raise the errors of sent requests; wait_s: for what is still under way."""
         until = time.monotonic() + wait_s
         while self._sent and not self._is_broken and (wait_s or self._sent[0].done()):
             try:

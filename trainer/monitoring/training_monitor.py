@@ -268,7 +268,7 @@ class TrainingMonitor:
         self._window_started, self._rank_metrics, self._window_stall_s = now, ranks, 0.0
 
     def _source_metrics(self, totals: StepTotals) -> dict[str, float]:
-        """Mean loss of each source over what was trained of it since the last line; empty with a single source."""
+        """Mean loss of each source since the last line; empty with a single source."""
         window, self._sources = self._sources, Counter()
         terms = {source: window[source, "terms"] for source in totals.sources}
         return {f"loss/{source}": window[source, "losses"] / count for source, count in terms.items() if count}

@@ -60,7 +60,7 @@ class UsageLog:
         self._file.write(self._content())
 
     def note(self, last_step: int, *, tokens: int = 0, label_tokens: int = 0, checkpoint_stall_s: float = 0.0) -> None:
-        """Note what this start has done so far. Written in the background, at most every few seconds."""
+        """Note this start's progress. Written in the background, at most every few seconds."""
         self._own = replace(
             self._own,
             seen_s=time.time(),
@@ -73,7 +73,7 @@ class UsageLog:
             self._file.begin(self._content())
 
     def flush(self) -> None:
-        """Write what was noted last, now; after some seconds nothing waits for it."""
+        """Write the last note now; after some seconds nothing waits for it."""
         self._own = replace(self._own, seen_s=time.time())
         self._file.settle(self._content())
 

@@ -256,7 +256,7 @@ def look(
 
 
 def main(arguments: Sequence[str], cuda: Cuda | None = None) -> int:
-    """Print what is found, as the last line of stdout."""
+    """Print the findings as the last line of stdout."""
     if cuda is None and importlib.util.find_spec("torch"):
         cuda = TorchCuda()
     if cuda is None or (ANY_PROGRAM in arguments and not cuda.versions()[1]):

@@ -1,4 +1,4 @@
-"""Compares what a job's spec buys with what is there, before anything else is done.
+"""Compares a job's machine with its spec, before anything else is done.
 
 Each check answers with a sentence: what was found, what was expected and what to do. A machine that lacks something
 ends the job in seconds with exit code 78; with cluster.machine_check warn the job continues, and says so.

@@ -41,7 +41,7 @@ class ReplayQuestions(Record):
     unread: int = Field(0, description="Chosen images that cannot be read, whose samples preparation rejects.")
 
     def described(self, why_images: str) -> str:
-        """Describe for people what is asked. why_images: why not questions of the start model's own data."""
+        """Describe the questions for people. why_images: why not questions of the start model's own data."""
         text = f"{self.images:,} questions for {self.training_images:,} training images, "
         text += f"{self.image_bytes / 1e6:,.1f} MB of images; "
         if self.start_data:

@@ -28,7 +28,7 @@ from vlmpipe.trainer.weights_digest import weights_sha256
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """The model with its first weights, before it is sharded, and what identifies the weights that are not trained."""
+    """The model with its first weights, before it is sharded, and the identity of weights that are not trained."""
 
     model: nn.Module
     deferred: Weights | None  # values of parameters that have none before they are sharded

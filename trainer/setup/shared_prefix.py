@@ -1,4 +1,4 @@
-"""Which models compute the prefix that samples share once (`data.share_prefix`)."""
+"""Models that compute the prefix that samples share once (`data.share_prefix`)."""
 
 from __future__ import annotations
 

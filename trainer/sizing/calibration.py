@@ -23,7 +23,7 @@ class Calibration:
 
     @property
     def measures_steps(self) -> bool:
-        """Return whether it narrows a forecast: one without a GPU was not made."""
+        """Return whether the calibration narrows a forecast: one without a GPU was not made."""
         return bool(self.accelerator_type) and self.of_steps
 
 

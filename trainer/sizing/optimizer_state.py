@@ -1,4 +1,4 @@
-"""Which parameters have 8-bit moments under `train.optimizer.name` adamw_8bit, and what these take."""
+"""Parameters with 8-bit moments under `train.optimizer.name` adamw_8bit, and the bytes of these moments."""
 
 from __future__ import annotations
 

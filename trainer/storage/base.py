@@ -169,7 +169,7 @@ def mounted(uri: str) -> Path | None:
 
 
 def in_bucket(uri: str) -> bool:
-    """Return whether it is the address of an object store, which every machine reaches, and no path."""
+    """Return whether this is the address of an object store, which every machine reaches, and no path."""
     return uri.startswith(BUCKET_SCHEMES)
 
 

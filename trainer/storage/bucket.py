@@ -170,7 +170,7 @@ class BucketStorage:
 
 
 class Summed:
-    """Keeps size and CRC32C of what is written to a sink, and refuses more than `max_bytes`."""
+    """Keeps size and CRC32C of bytes written to a sink, and refuses more than `max_bytes`."""
 
     def __init__(self, sink: IO[bytes], uri: str, max_bytes: int | None) -> None:
         self._sink, self._uri, self._max_bytes = sink, uri, max_bytes

@@ -51,7 +51,7 @@ def unseal(data: bytes, *, required: bool = False) -> dict[str, Any]:
 
 
 def is_whole(data: bytes) -> bool:
-    """Return whether it is a sealed record as it was written, by its checksum alone."""
+    """Return whether this is a sealed record as written, by its checksum alone."""
     return data.endswith(b'"}') and data == _sealed(data[:-_SEAL_BYTES])
 
 

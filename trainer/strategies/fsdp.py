@@ -90,7 +90,7 @@ def shard(module: nn.Module, blocks: ShardingUnits, config: TrainConfig, mesh: D
 
 
 def to_device(module: nn.Module, device: torch.device) -> nn.Module:
-    """Move all of a module but what is on the meta device and has no values yet."""
+    """Move all of a module but tensors on the meta device, which have no values yet."""
     return module._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
 
 

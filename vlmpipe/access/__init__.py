@@ -1,1 +1,1 @@
-"""Who reads and writes what: one table, from which grants, pages and the doctor's questions are made."""
+"""Readers and writers of each resource: one table, from which grants, pages and the doctor's questions are made."""

@@ -77,7 +77,7 @@ def named(config: RunConfig) -> list[Named]:
 
 
 def conditions(config: RunConfig) -> dict[str, bool]:
-    """Which of the table's conditions the run meets, by the words of `when`."""
+    """Conditions of the table that the run meets, by the words of `when`."""
     on_cloud_run = any(run.deploy and run.deploy.cloud_run for run in _runs(config))
     return {"": True, "tensorboard": bool(config.gcp.tensorboard), "cloud_run": on_cloud_run}
 

@@ -43,7 +43,7 @@ def audit_counts(audit: Audit) -> dict[str, int]:
 
 
 def progress_on_stderr() -> Callable[[str, int, int], None]:
-    """Print at most a line every EVERY_S seconds of what is done."""
+    """Print at most a line of progress every EVERY_S seconds."""
     last = [time.monotonic()]
 
     def told(what: str, done: int, of: int) -> None:

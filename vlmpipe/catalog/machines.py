@@ -41,7 +41,7 @@ class Device:
 
     @property
     def has_float8(self) -> bool:
-        """Return whether it multiplies matrices of 8-bit floats."""
+        """Return whether this GPU multiplies matrices of 8-bit floats."""
         return self.compute_capability >= MIN_FOR_FLOAT8
 
 
@@ -188,7 +188,7 @@ def reducers_needed(nodes: int, nic_gbps: float) -> int:
 
 
 def read_yaml(name: str, folder: Path = FOLDER) -> dict[str, object]:
-    """One of the catalog's own files, or one of the same form elsewhere."""
+    """Read a file of the catalog, or another file of its form."""
     data: dict[str, object] = packaged_yaml((folder / name).read_text(encoding="utf-8"))
     return data
 

@@ -77,7 +77,7 @@ def _device(name: str, memory_gib: float, compute_capability: float) -> Device:
 
 
 def _memory() -> tuple[int, int]:
-    """All memory and what is free of it, in bytes, within the limit of this process's control group."""
+    """All memory and free memory, in bytes, within the limit of this process's control group."""
     try:
         lines = dict(line.split(":", 1) for line in MEMORY_FILE.read_text(encoding="utf-8").splitlines())
         total, free = (1024 * int(lines[name].split()[0]) for name in ("MemTotal", "MemAvailable"))

@@ -1,4 +1,4 @@
-"""Assumptions about services and machines (unproved.yaml), and what was seen of them since.
+"""Assumptions about services and machines (unproved.yaml), and observations of them since.
 
 What was seen lies beside the runs: one JSON file for each assumption in <root>/first_contact/, so that two writers
 never lose each other's.
@@ -53,7 +53,7 @@ class Sighting:
 
 @functools.cache
 def load_assumptions() -> tuple[Assumption, ...]:
-    """All of them, in the order of the file."""
+    """All assumptions, in the order of the file."""
     content = packaged_yaml((resources.files("vlmpipe.catalog") / TABLE).read_text(encoding="utf-8"))
     return TypeAdapter(tuple[Assumption, ...]).validate_python(content)
 
@@ -83,7 +83,7 @@ def read_sightings(root: Storage) -> dict[str, Sighting]:
 
 
 def note_sightings(root: Storage, sightings: Iterable[Sighting]) -> list[Sighting]:
-    """Record what was seen. Returns what is new: seen for the first time, or otherwise than before.
+    """Record sightings. Returns what is new: seen for the first time, or otherwise than before.
 
     A contradiction outranks an earlier confirmation; a confirmation does not hide an earlier contradiction. Raises
     KeyError for an unknown id, UserError where `root` cannot be read or written.

@@ -39,7 +39,7 @@ def import_(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Turn what a guide has into a run file. Each value that is changed, dropped or refused has a comment.
+    """Turn a guide's file or command into a run file. Each value that is changed, dropped or refused has a comment.
 
     Nothing of the file is run or fetched, and an existing file is never overwritten. Ends with exit code 64 where the
     file is of no kind that can be imported.

@@ -45,7 +45,7 @@ def to_stderr(text: str) -> None:
 
 @contextlib.contextmanager
 def doing(text: str) -> Iterator[None]:
-    """Print on standard error what is being done, once, if it takes longer than SILENT_S."""
+    """Print an action on standard error, once, if the action takes longer than SILENT_S."""
     notice = threading.Timer(SILENT_S, to_stderr, [f"{text} ..."])
     notice.daemon = True
     notice.start()

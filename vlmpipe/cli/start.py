@@ -235,7 +235,7 @@ def _submit_probe(
 
 
 def _follow_probe(probe: SubmittedProbe, *, detach: bool, plain: bool, as_json: bool) -> None:
-    """Print what was sent, watch the jobs to their ends unless they are detached, and print what they measured."""
+    """Print the request, watch the jobs to their ends unless they are detached, and print their measurements."""
     watched = [job.started for job in probe.jobs if job.started and not detach]
     if not as_json:
         print_lines(probe.lines())
@@ -259,7 +259,7 @@ def _follow_probe(probe: SubmittedProbe, *, detach: bool, plain: bool, as_json: 
 
 
 def _follow_job(answer: SubmittedJob, *, detach: bool, plain: bool, as_json: bool) -> None:
-    """Print what was sent, and watch the job to its end unless it is detached."""
+    """Print the request, and watch the job to its end unless it is detached."""
     started = answer.started
     if not as_json:
         print_lines(answer.lines())

@@ -264,7 +264,7 @@ def _verdict(between: tuple[float, float] | None, images: int) -> Verdict:
 
 
 def _benchmarks(sides: Sequence[Side]) -> tuple[list[ScoreRow], list[str]]:
-    """The first score of each benchmark that all runs have answered with the same questions, and what is left out."""
+    """The first score of each benchmark that all runs have answered with equal questions, and the scores left out."""
     rows, notes = [], list[str]()
     of_each = [side.evaluation.benchmarks for side in sides]
     for name in dict.fromkeys(name for scores in of_each for name in scores):

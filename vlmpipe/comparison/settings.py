@@ -13,7 +13,7 @@ ITS_OWN = ("run", "version")  # fields of run.json that name the run itself
 
 @dataclass(frozen=True)
 class SettingsRow:
-    """A field of the run file, the prepared data or a package's version, and what it is in each run."""
+    """A field of the run file, the prepared data or a package's version, and the value in each run."""
 
     field: str
     values: tuple[str, ...]

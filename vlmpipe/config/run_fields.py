@@ -101,7 +101,7 @@ class RunFields(JobSections, Section):
         description="Variants of the run that are trained and compared; null for none. No model of a sweep is "
         "registered.",
     )
-    notify: NotifyConfig = Field(default_factory=NotifyConfig, description="Who is notified when a run ends.")
+    notify: NotifyConfig = Field(default_factory=NotifyConfig, description="Receivers of a message when a run ends.")
     plan: PlanConfig = Field(
         default_factory=PlanConfig, description="What vlmpipe plan assumes, and what needs confirmation."
     )

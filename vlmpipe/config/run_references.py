@@ -59,7 +59,7 @@ def _other_kind(export: str, path: str) -> str:
 
 
 def _export(content: dict[str, object], run_id: str) -> tuple[str, str]:
-    """The address of a run's export, and what is wrong with it."""
+    """The address of a run's export, and the problem with that export."""
     if not RUN_ID.fullmatch(run_id):
         why = ": @last would be another run as soon as one starts" if run_id.startswith("@") else ""
         return (

@@ -39,7 +39,7 @@ class Vllm:
         return next((value for value in self.lora_ranks if value >= rank), None)
 
     def takes(self, model_type: str) -> str:
-        """By what it opens models of this type: native; other, the implementation of transformers; or unknown."""
+        """Support for models of this type: native; other, the implementation of transformers; or unknown."""
         if model_type not in self.adapters:
             return "unknown"
         return "other" if self.adapters[model_type] is None else "native"

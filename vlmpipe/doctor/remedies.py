@@ -1,4 +1,4 @@
-"""Commands that mend what is missing. Each is one line for a shell; the tests run them against a local server."""
+"""Commands that add missing grants and resources. Each is a line for a shell; tests run them on a local server."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def sightings_of(rows: Sequence[Row]) -> list[Sighting]:
-    """One for each assumption of which the rows show something. One that contradicts it outranks all others."""
+    """A sighting for each assumption that a row bears on. One that contradicts it outranks all others."""
     result: dict[str, list[tuple[bool, str]]] = {}
     for line in rows:
         for name, holds in line.shows:

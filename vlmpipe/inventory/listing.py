@@ -87,7 +87,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Filter:
-    """Which runs are asked for: of this run file, which ended so, with this tag. An empty field asks for any."""
+    """The filter of listed runs: of this run file, which ended so, with this tag. An empty field asks for any."""
 
     name: str = ""
     outcome: str = ""

@@ -47,7 +47,7 @@ def build_page(listing: Listing, page: Path) -> str:
 
 
 def _group(name: str, runs: Sequence[ListedRun], page: Path) -> dict[str, object]:
-    """The runs of a run file, the newest first, with what they were set otherwise."""
+    """The runs of a run file, the newest first, with the settings in which they differ."""
     drawn = [run for run in runs if (run.folder / METRICS_FILE).is_file()]
     newest = [(run, read_metrics(str(run.folder))) for run in drawn[-PARTS:]]
     colours = {run.run_id: number for number, (run, _) in enumerate(newest)}

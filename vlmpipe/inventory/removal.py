@@ -29,7 +29,7 @@ MAX_SIZED = 100  # runs, and as many folders of data: of more the sizes are not 
 
 @dataclass(frozen=True)
 class Policy:
-    """Which runs `vlmpipe runs prune` may remove. keep: the newest of each run file. unfinished: also runs that the
+    """Rule for runs that `runs prune` may remove. keep: the newest of each run file. unfinished: also runs that the
     same command would continue."""
 
     keep: int = 3

@@ -126,7 +126,7 @@ class RunFolder:
 
     @property
     def is_gone(self) -> bool:
-        """Return whether it was removed since it was found to have a run."""
+        """Return whether the folder was removed since it was found to have a run."""
         with contextlib.suppress(UserError):
             return not (self._contents.files or self._contents.folders)
         return False

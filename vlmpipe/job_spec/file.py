@@ -172,7 +172,7 @@ def _long_names() -> list[str]:
 
 
 def _parse(text: str, source: str) -> object:
-    """JSON where it is JSON, else YAML. Keys that are given twice are an error: one of them would be lost."""
+    """Parse a text as JSON, or else as YAML. Keys that are given twice are an error: one of them would be lost."""
     twice: list[str] = []
     try:
         if text.lstrip()[:1] in ("{", "["):

@@ -22,7 +22,7 @@ _NOT_OF_PROBES = ("restart_job_on_worker_restart", "timeout")
 
 @dataclass(frozen=True)
 class ProbedMachine:
-    """One of a run's machines with its image.
+    """A machine of a run with its image.
 
     Attributes:
         step: of the probe's record and of its label.

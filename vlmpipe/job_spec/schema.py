@@ -64,7 +64,7 @@ class UnknownField:
 
 @dataclass(frozen=True)
 class Reading:
-    """The readable part of a message, with snake_case names and the API's types, and what is wrong with the rest."""
+    """The readable part of a message, with snake_case names and the API's types, and the problems of the rest."""
 
     fields: dict[str, object]
     violations: tuple[Violation, ...]

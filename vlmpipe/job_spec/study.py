@@ -77,7 +77,7 @@ class TuningJob(TypedDict, total=False):
 
 
 def study_violations(job: Mapping[str, object], trial: ReadSpec, spelling: Spelling) -> Iterator[Violation]:
-    """Everything wrong with the study of a tuning job, and with what its trials are told.
+    """Problems of a tuning job's study, and of the parameters that its trials get.
 
     Args:
         job: the tuning job without its trials' spec, as it was written.

@@ -73,7 +73,7 @@ class Run(Protocol):
 
     @property
     def argument(self) -> str:
-        """Its name in a command typed in this folder."""
+        """The run's name in a command typed in this folder."""
 
     @property
     def asks(self) -> str:
@@ -87,7 +87,7 @@ class Run(Protocol):
         """A function that asks for the status."""
 
     def logs(self, *, step: str, last: int, follow: bool) -> Iterator[LogLine]:
-        """Lines that it has printed.
+        """Lines that the run has printed.
 
         Args:
             step: only this step's; empty for all.
@@ -96,10 +96,10 @@ class Run(Protocol):
         """
 
     def cancel(self) -> bool:
-        """Ask it to stop; False where it is stopping, or has stopped. Raises ConfigError for one that ended."""
+        """Ask the run to stop; False where it is stopping, or has stopped. Raises ConfigError for one that ended."""
 
     def diagnose(self) -> Diagnosis:
-        """Why it failed or stopped."""
+        """Reason why the run failed or stopped."""
 
 
 class SearchRun(Protocol):

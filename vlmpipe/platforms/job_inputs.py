@@ -11,7 +11,7 @@ from vlmpipe.job_spec.forms import CustomJobSpec
 
 @dataclass(frozen=True)
 class JobInputs:
-    """Inputs of `vlmpipe.platforms.job_step.run_custom_job`, which has their defaults and says what they are."""
+    """Inputs of `vlmpipe.platforms.job_step.run_custom_job`, which has their defaults and descriptions."""
 
     display_name: str
     location: str

@@ -34,7 +34,7 @@ class RunSchedule(Protocol):
 
     @property
     def address(self) -> str:
-        """Its name in the service; empty for one that is not live."""
+        """The schedule's name in the service; empty for one that is not live."""
 
     @property
     def state(self) -> str:
@@ -49,11 +49,11 @@ class RunSchedule(Protocol):
 
     @property
     def when(self) -> str:
-        """Its cron line, as the service has it."""
+        """The schedule's cron line, as the service has it."""
 
     @property
     def cron_line(self) -> str:
-        """Its five cron fields."""
+        """The five cron fields."""
 
     @property
     def timezone(self) -> str:
@@ -61,7 +61,7 @@ class RunSchedule(Protocol):
 
     @property
     def paused_since(self) -> datetime | None:
-        """When it was last paused; None where it never was, and where the service does not say."""
+        """Time of the last pause; None where it never was, and where the service does not say."""
 
     @property
     def next_start(self) -> datetime | None:
@@ -77,7 +77,7 @@ class RunSchedule(Protocol):
 
     @property
     def runs_left(self) -> int | None:
-        """Runs that it may still start; None without a limit."""
+        """Runs that the schedule may still start; None without a limit."""
 
     @property
     def run_file(self) -> Mapping[str, object] | None:

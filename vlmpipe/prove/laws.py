@@ -235,7 +235,7 @@ class Proof:
 
     @cached_property
     def _explained(self) -> tuple[str, Literal["tokens", "samples", ""]]:
-        """Which labelling and which mean the first loss is; empty where none fits."""
+        """Labelling and mean that explain the first loss; empty where none fits."""
         for labelling, losses in ((name, self._initial[name]) for name in LABELLINGS):
             if is_close({1: self._first_loss}, {1: token_mean(losses)}):
                 return labelling, "tokens"

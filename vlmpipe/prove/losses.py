@@ -1,4 +1,4 @@
-"""Losses of samples by what is labelled, their means, and when two losses are the same."""
+"""Losses of samples by their labels, their means, and the equality of two losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes the tiny model and the samples, checks the laws on a run file's trainer, and writes what was found."""
+"""Makes the tiny model and the samples, checks the laws on a run file's trainer, and writes the verdicts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StoppedError(UserError):
 
 @dataclass(frozen=True)
 class Proven:
-    """The verdicts on a trainer, and what they were reached with."""
+    """The verdicts on a trainer, and the versions that they were reached with."""
 
     trainer: str
     model_type: str

@@ -1,4 +1,4 @@
-"""Which version numbers of a model are taken, and by which checkpoint of which run.
+"""Claims of a model's version numbers by checkpoints of runs.
 
     <root>/<model>/versions/000001/CLAIM               the run and checkpoint of this number; create-only
     <root>/<model>/claims/000001-<run id>-<digest>     the same as a name, the checkpoint as a digest
@@ -25,7 +25,7 @@ NAME = re.compile(r"(?P<number>\d{6,})-(?P<run_id>.+)-(?P<digest>[0-9a-f]{16})")
 
 
 class Owner(NamedTuple):
-    """Who claimed a number. checkpoint: a digest of its name."""
+    """Owner of a version number. checkpoint: a digest of its name."""
 
     run_id: str
     checkpoint: str

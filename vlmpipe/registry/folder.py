@@ -110,7 +110,7 @@ class Export:
             )
 
     def copy(self, store: Storage, folder: str, model_card: str) -> tuple[ModelFile, ...]:
-        """Copy them and `model_card` into `folder` of `store`, replacing what an earlier attempt left there."""
+        """Copy an export and `model_card` into `folder` of `store`, replacing what an earlier attempt left there."""
         files = []
         for info in self._files:
             path = self._store.fetch(info.name)

@@ -45,7 +45,7 @@ class ConnectionServer(ThreadingHTTPServer):
 
 
 class HttpServer:
-    """Serves while it is entered, one thread a connection, on a free port."""
+    """Serves inside its `with` block, one thread a connection, on a free port."""
 
     def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
         self._server = ConnectionServer(handler)

@@ -192,12 +192,12 @@ def number(value: object) -> float | None:
 
 
 def mapping(value: object) -> dict[str, object]:
-    """`value` where it is an object, else an empty one."""
+    """Return `value` if an object, else an empty object."""
     return value if isinstance(value, dict) else {}
 
 
 def sequence(value: object) -> list[object]:
-    """`value` where it is a list, else an empty one."""
+    """Return `value` if a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 

@@ -1,4 +1,4 @@
-"""Which visual tokens a model with selection kept, as maps over the images."""
+"""Visual tokens that a model with selection kept, as maps over the images."""
 
 from __future__ import annotations
 

@@ -277,7 +277,7 @@ def _best(summary: Summary) -> str:
 
 
 def starts_sentence(summary: Summary) -> str:
-    """How often training started and what was made again; empty where it started once."""
+    """Number of training's starts, and repeated steps; empty where it started once."""
     starts, repeated = summary.repeated_starts(), summary.steps_repeated
     if not starts:
         return ""

@@ -120,7 +120,7 @@ def _leaves(path: str, value: JsonValue) -> Iterator[tuple[str, JsonValue]]:
 
 
 def require_continuable(run_id: str, changed: ChangedSettings, stores: Mapping[str, Storage], after: RunConfig) -> None:
-    """Raise ConfigError, which names the field, where a checkpoint cannot be continued with what has changed.
+    """Raise ConfigError, which names the field, where a checkpoint cannot be continued with the changed value.
 
     Args:
         stores: the folder of each stage. What has no checkpoint, or gives up those that there are (train.resume=never),

@@ -119,7 +119,7 @@ class Diagnosis:
 
 
 def decide(texts: Sequence[Text], code: int | None) -> tuple[Pattern | None, Hit | None, list[str]]:
-    """The cause, where it was seen, and what else was recognised."""
+    """The cause, where it was seen, and other recognised problems."""
     matches = _hits(texts)
     causes = [hit for hit in matches if hit.pattern.kind == "cause"]
     hits = [hit for hit in causes if code in hit.pattern.exit_codes] or causes

@@ -61,7 +61,7 @@ class Hit:
 
     @property
     def place(self) -> str:
-        """Where it was seen, for people."""
+        """Place where the failure was seen, for people."""
         return f"{self.where}:{self.line}" if self.line else self.where
 
 

@@ -23,7 +23,7 @@ class TerminalConsole(Console):
         super().__init__(file=file, highlight=highlight, width=width, record=record, force_jupyter=False)  # type: ignore[arg-type]
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """The segments of whatever is printed, also of what is nested in it."""
+        """The segments of any printed object, nested ones too."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 

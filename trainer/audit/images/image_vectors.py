@@ -47,7 +47,7 @@ class ImageVectors:
         return bits
 
     def described(self) -> str:
-        """Name for people what images are compared by."""
+        """Name for people the vectors that images are compared by."""
         by = "pixel hashes" if self.features is None else "cached features and pixel hashes"
         return by if len(self.rows) <= search.MAX_EXACT else f"{by}, by an index that misses some of the nearest"
 

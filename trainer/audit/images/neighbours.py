@@ -57,7 +57,7 @@ def nearest(vectors: Vectors, count: int) -> Neighbours:
 
 
 def _merge(rows: NDArray[np.int64], cosines: NDArray[np.float32], products: NDArray[np.float32], first: int) -> None:
-    """Put what is nearer of a further block of columns into the rows found so far."""
+    """Merge nearer rows of a further block of columns into the rows found so far."""
     count = rows.shape[1]
     num_nearest = min(count, products.shape[1])
     places = np.argpartition(-products, num_nearest - 1, axis=1)[:, :num_nearest]

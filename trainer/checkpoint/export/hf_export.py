@@ -188,7 +188,7 @@ class _Upload:
         return digest
 
     def open(self, model: nn.Module, scratch: Path, *, is_adapter: bool) -> None:
-        """Raise UserError (exit 80) where another program would not open what was sent, which is then no export.
+        """Raise UserError (exit 80) where another program would not open the uploaded files, which are then no export.
 
         model: the blueprint that was sent, or that with the adapters that were.
         """

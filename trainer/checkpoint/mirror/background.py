@@ -35,7 +35,7 @@ class MirrorLag:
 
     @property
     def is_long(self) -> bool:
-        """Return whether it is worth a warning."""
+        """Return whether the lag is worth a warning."""
         return self.seconds > LAG_WARNING_S
 
     def warning(self) -> str:

@@ -1,4 +1,4 @@
-"""Which layers of a model are quantized: linear layers of the language model's decoder layers, and nothing else.
+"""Layers of a model that are quantized: linear layers of the language model's decoder layers, and nothing else.
 
 Vision encoder, projector, embeddings and head keep their type: together they are few of a large model's weights, and
 vLLM's kernels for quantized layers are not known to serve them. Mixtures of experts are refused, because transformers

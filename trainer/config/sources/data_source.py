@@ -24,7 +24,7 @@ def function_named(uri: str) -> tuple[str, str] | None:
 
 
 def source_uri(value: str) -> str:
-    """Raise ValueError for what is no table of BigQuery, no function and no address that `open_storage` opens."""
+    """Raise ValueError for a source that is no table of BigQuery, function or address that `open_storage` opens."""
     if named := function_named(value):
         module, name = named
         return f"{storage_uri(module)}:{name}"
@@ -94,7 +94,7 @@ class DataSource(Section):
     )
     replay_about: Literal["auto", "start_data", "images"] = Field(
         "auto",
-        description="What the start model is asked about. start_data: questions and images of its own training data, "
+        description="Subject of the questions. start_data: questions and images of its own training data, "
         "the prepared data of the run whose export it is. images: replay_prompts about training images of the other "
         "sources. auto is start_data where that data is there and replay_prompts is not given, else images.",
     )

@@ -1,4 +1,4 @@
-"""Counts what of a source's records was read and what was not, and refuses media that nothing reads."""
+"""Counts read and unread values of a source's records, and refuses media that nothing reads."""
 
 from __future__ import annotations
 

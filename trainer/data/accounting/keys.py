@@ -1,4 +1,4 @@
-"""Which keys of a record were read, which are known to change nothing, and which are left unread.
+"""Keys of a record: read, known to change nothing, and left unread.
 
 A reader takes values out of a `Record`, which notes their keys. What is left when the sample is made is unread: media
 that no reader took ends the step, other keys are counted and reported.
@@ -210,7 +210,7 @@ class Record(dict[str, Any]):
 
 
 def require_neutral(name: str, value: object, holder: str) -> None:
-    """Raise RejectedError for a key that changes what is a label and is not read."""
+    """Raise RejectedError for an unread key that changes labels."""
     if name not in LABEL_KEYS or _is_empty(value):
         return
     neutral = LABEL_KEYS[name]

@@ -244,7 +244,7 @@ class Chat:
         return not text.strip() or bool(self.tokenizer.decode(known, clean_up_tokenization_spaces=False).strip())
 
     def answers(self, messages: Sequence[Message]) -> tuple[int, list[str]]:
-        """The number of image tokens that the template writes, and what is labelled, as text."""
+        """The number of image tokens that the template writes, and the labelled text."""
         layout, texts = self.layout(shape_of(messages)), list(texts_of(messages))
         images = layout.rendered(texts).count(self.placeholder)
         text, answers = self._written(layout, texts, [self.placeholder] * images, context_answers(messages))

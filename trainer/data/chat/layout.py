@@ -1,4 +1,4 @@
-"""Where a chat template puts the texts of a conversation, and which of what it writes is a label.
+"""Where a chat template puts the texts of a conversation, and the parts of its own that are labels.
 
 A conversation is rendered with a private-use character in place of each text. These marks divide the rendering into
 literal pieces, which depend only on the conversation's shape and are kept for it. Placing the texts between the pieces
@@ -285,7 +285,7 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class _Labels:
-    """Which texts are labels, which ranges of pieces, and at the start of which pieces an end token is added; of which
+    """Labelled texts, labelled ranges of pieces, and at the start of which pieces an end token is added; of which
     answer each is.
     """
 

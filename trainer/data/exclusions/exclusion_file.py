@@ -32,7 +32,7 @@ class Exclusions:
         return stable_digest("exclude", *sorted(self.ids)) if self.ids else ""
 
     def note(self, matched: frozenset[str]) -> str:
-        """Say for people what was left out, and how many ids match no sample; empty without a file."""
+        """Describe for people the samples left out, and the number of ids that match none; empty without a file."""
         if not self.address:
             return ""
         missing = sorted(self.ids - matched)

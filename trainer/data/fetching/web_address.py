@@ -48,7 +48,7 @@ class WebAddress:
 
 
 def is_web(address: str) -> bool:
-    """Return whether it is an address of the web, well formed or not."""
+    """Return whether this is an address of the web, well formed or not."""
     return address.lower().startswith(("http://", "https://"))
 
 

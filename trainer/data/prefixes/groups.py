@@ -20,7 +20,7 @@ Int64Array = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class PrefixGroups:
-    """Which samples share a prefix."""
+    """Groups of samples that share a prefix."""
 
     group: Int32Array  # (samples,) number of each sample's group; one without a prefix is a group of its own
     prefix_tokens: Int32Array  # (samples,) 0 where none is shared

@@ -1,4 +1,4 @@
-"""Which runs share the prefix of images among samples (`data.share_prefix`), by their settings."""
+"""Rule for runs that share the prefix of images among samples (`data.share_prefix`), by their settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places of shared prefixes in a packed sequence, whose conversations leave out what the one before has, too."""
+"""Places of shared prefixes in a packed sequence, whose conversations leave out a prefix of an earlier one."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Look:
     is_part: bool = False  # there are further records
 
     def verdict(self, data: DataConfig) -> tuple[Literal["ok", "warning", "failed"], str, int]:
-        """How it looks, a sentence for people, and the exit code of a failure."""
+        """State of the source, a sentence for people, and the exit code of a failure."""
         if not self.read:
             return "failed", f"{data.source} holds no samples", ExitCode.DATA
         try:

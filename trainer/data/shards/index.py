@@ -125,7 +125,7 @@ class SplitIndex:
         return bool(self._prefixes)
 
     def prefix_groups(self, max_branches: int) -> PrefixGroups:
-        """Which samples share a prefix. Raises DataError for data that was prepared without prefixes."""
+        """Groups of samples that share a prefix. Raises DataError for data that was prepared without prefixes."""
         if not self.has_prefixes:
             raise DataError(
                 "the prepared data does not say which tokens samples share",

@@ -75,7 +75,7 @@ class ShardReading:
         return Traffic(samples * self.sample_bytes, samples)
 
     def best(self) -> How:
-        """Ranges where they take at most a third of the time of whole shards, or a shard does not fit the cache."""
+        """Return ranges where these take a third of the time of whole shards, or a shard does not fit the cache."""
         if not self.shards_fit:
             return "ranges"
         return "ranges" if CLEARLY_LESS * self.ranges().weight <= self.whole().weight else "whole"

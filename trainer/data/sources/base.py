@@ -182,7 +182,7 @@ class FileSource(Source, Generic[Raw, Item]):
         return Record.of(record, self.config.columns) if isinstance(record, dict) else record
 
     def checked(self, where: str, record: Raw | Reject) -> Sample | Reject:
-        """The sample of a record, or a Reject that says what is wrong with it. `where` names its place for people."""
+        """The sample of a record, or a Reject with the reason. `where` names its place for people."""
         if isinstance(record, Reject):
             return record
         try:

@@ -104,7 +104,7 @@ class Files:
 
     @contextmanager
     def naming_stand_ins(self, *names: str) -> Iterator[None]:
-        """An error about the files in the block says what they are, where that is known: a pointer, a web page."""
+        """Let an error about the files in the block name their kind, where known: a pointer, a web page."""
         try:
             yield
         except DataError as error:

@@ -64,7 +64,7 @@ class BenchmarkFile:
         return tuple(map(str, values))
 
     def require(self, record: object, name: str, value: str) -> None:
-        """The file's own statement of what it is must begin with `value`."""
+        """Require that the file's own statement of its kind begins with `value`."""
         field = record.get(name) if isinstance(record, dict) else None
         if not str(field).startswith(value):
             raise self.wrong(f"its {name!r} is {field!r}, not {value!r}")

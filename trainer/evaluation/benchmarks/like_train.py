@@ -1,4 +1,4 @@
-"""Which images that a model is scored on look like images that it was trained on: scores on them mean less.
+"""Scored images that look like training images: scores on them mean less.
 
 Data that was prepared before images had signatures (format 10 and older) says nothing: the counts are null then.
 """

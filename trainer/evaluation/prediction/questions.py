@@ -61,7 +61,7 @@ def read_questions(source: str | Path, question: str, data: DataConfig | None = 
 
 
 def _is_question(row: object) -> bool:
-    """Return whether it names one image by its path. Samples of a source have images in other forms, texts in messages,
+    """Return whether a record names an image file. Samples of a source have images in other forms, texts in messages,
     or options next to their question. Other lists, such as several answers, are nothing that is asked."""
     if not isinstance(row, dict) or not any(isinstance(row.get(name), str) for name in IMAGE_NAMES):
         return False

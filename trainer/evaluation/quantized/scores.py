@@ -1,4 +1,4 @@
-"""Quantized exports, asked what the export was asked, by the same code in the same job.
+"""Quantized exports, asked the questions of the export, by the same code in the same job.
 
 The job has the export, the questions and machines that hold the model: a step of its own would start all that again.
 An evaluation is whole without quantized exports: what the model or the machine does not allow becomes an obstacle.

@@ -47,7 +47,7 @@ class _Row:
 
 
 def answer(job: JobConfig, worker: ProcessContext) -> ReplayAnswers:
-    """Answer what is missing in the folder that the run points to. Collective.
+    """Answer questions without answers in the folder that the run points to. Collective.
 
     Raises DataError where fewer than MIN_USABLE of the answers can be used.
     """

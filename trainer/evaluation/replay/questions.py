@@ -1,4 +1,4 @@
-"""Chooses what the start model is asked, and writes the questions.
+"""Chooses and writes the questions for the start model.
 
 They are its own training data's, where that is known, and else general ones about the other sources' training images.
 """
@@ -39,7 +39,7 @@ CHOOSING = "choosing questions for the start model"
 
 @dataclass(frozen=True)
 class ChosenReplay:
-    """The folder of the answers, what is asked, and the answers if they are there already."""
+    """The folder of the answers, the questions, and the answers if they are there already."""
 
     folder: str
     questions: ReplayQuestions
@@ -47,7 +47,7 @@ class ChosenReplay:
     why_images: str  # are asked about, and not the start model's own data
 
     def described(self) -> str:
-        """Describe for people what is asked, and why that."""
+        """Describe the questions for people, with the reason."""
         return self.questions.described(self.why_images)
 
 
@@ -155,7 +155,7 @@ def _write(
 
 @dataclass
 class _LeftOut:
-    """Counts of what was chosen and is not asked."""
+    """Counts of chosen questions that are not asked."""
 
     in_validation: int = 0
     repeated: int = 0

@@ -1,4 +1,4 @@
-"""Which prompts of a batch begin similar, with all their images."""
+"""Prompts of a batch with a common beginning that has all their images."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def rescore(
     budget: BatchBudget,
     worker: ProcessContext,
 ) -> Rescored:
-    """Ask the champion what this run's model was asked, but for questions of its training data. Collective.
+    """Ask the champion the questions of this run's model, but for those of its training data. Collective.
 
     It is asked as its own run would ask it: with its tokenizer and image sizes, and its tower for all images.
 

@@ -1,4 +1,4 @@
-"""Which model is in use when a run is evaluated: written by the step sync-checkpoint, read by the job evaluate."""
+"""The model in use when a run is evaluated: written by the step sync-checkpoint, read by the job evaluate."""
 
 from __future__ import annotations
 

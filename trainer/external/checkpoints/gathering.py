@@ -70,7 +70,7 @@ class Gathering:
             self.limit_s = min(self.limit_s, time.monotonic() - self.began_s + STOPPING_LIMIT_S, LIMIT_S)
 
     def lacks(self, folders: list[Path], world_size: int) -> str:
-        """Return what is missing from the checkpoint; empty once it is whole."""
+        """Return the first missing part of the checkpoint; empty once it is whole."""
         names, sums = set(self.files), dict[str, tuple[int, FileSums]]()
         for node in self.nodes:
             manifest = f"{FOLDER}/{self.name}/{manifest_of(node)}"

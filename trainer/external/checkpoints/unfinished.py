@@ -1,4 +1,4 @@
-"""Warnings about what looks like a checkpoint, is not finished and changes no more: its program hangs or has died."""
+"""Warnings about folders like checkpoints that are unfinished and change no more: its program hangs or has died."""
 
 from __future__ import annotations
 

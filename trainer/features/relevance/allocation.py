@@ -1,4 +1,4 @@
-"""Which visual tokens an image keeps, as a row-stochastic pooling matrix and as the kept tokens' places."""
+"""Visual tokens that an image keeps, as a row-stochastic pooling matrix and as the kept tokens' places."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class RelevanceVLM(HfVLM):
-    """Its features end with textures, one number for each of CHANNELS. See `PackedVLM`."""
+    """Qwen-VL with a relevance module. Features end with textures, one number for each of CHANNELS. See `PackedVLM`."""
 
     def __init__(self, config: ModelConfig, model: nn.Module, processor: object, *, cached: bool) -> None:
         super().__init__(config, model, None, cached=cached)

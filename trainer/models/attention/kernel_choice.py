@@ -1,4 +1,4 @@
-"""Which kernel computes attention on a device: the fastest one that agrees with plain products there.
+"""Choice of a device's attention kernel: the fastest one that agrees with plain products there.
 
 Compilers of kernels have made wrong gradients on some GPUs without an error, so a kernel is tried before it is used,
 also with prefixes that samples share where there are any.

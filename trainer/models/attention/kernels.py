@@ -153,7 +153,7 @@ def exact(dtype: torch.dtype) -> torch.dtype:
 def _blocks(
     query: Tensor, key: Tensor, args: VarlenArgs, size: int, dtype: torch.dtype
 ) -> Iterator[tuple[slice, slice, Tensor | None]]:
-    """Queries, the keys that some of them see, and what is added to their scores: 0, or -inf out of sight."""
+    """Queries, the keys that some of them see, and the bias of their scores: 0, or -inf out of sight."""
     for start in range(0, query.shape[2], size):
         end = min(start + size, query.shape[2])
         if args.keys is not None:

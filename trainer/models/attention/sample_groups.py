@@ -1,4 +1,4 @@
-"""Which samples of packed sequences share a call of a kernel that takes equally long ones.
+"""Samples of packed sequences that share a call of a kernel that takes equally long ones.
 
 A long sample is read where it lies. Short ones of like lengths are copied side by side, which costs less than calls.
 """
@@ -21,7 +21,7 @@ Spans = tuple[tuple[int, int], ...]  # first token and number of tokens of each
 
 @dataclass(frozen=True)
 class LongSample:
-    """One that has a call of its own."""
+    """A sample with a call of its own."""
 
     start: int
     tokens: int

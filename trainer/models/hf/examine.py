@@ -184,7 +184,7 @@ def _require_known_parts(model: PreTrainedModel) -> None:
 
 
 def _require_known_pixels(model: PreTrainedModel, images: PublishedImages) -> None:
-    """Plans and cached features count what is in one input, and one pass of the encoder."""
+    """Require pixels in one input and one encoder pass, which plans and features count."""
     more = sorted(name for name in images.inputs if name.startswith("pixel_values_") and "video" not in name)
     if more:
         raise ConfigError(

@@ -36,7 +36,7 @@ FLATTENED, OLDER_MODULE = ("CLIPVisionModel", "SiglipVisionModel"), "vision_mode
 
 
 def write_adapter(model: nn.Module, config: ModelConfig, read: Callable[[str], Tensor], folder: Path) -> None:
-    """Write what was trained of `model`, which may be on the meta device. read: a trained weight by its name."""
+    """Write trained weights of `model`, which may be on the meta device. read: a trained weight by its name."""
     assert config.lora and config.pretrained
     names = stored_names(model)
     weights = adapters_of(model)

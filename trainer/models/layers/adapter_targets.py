@@ -1,4 +1,4 @@
-"""Which layers and experts of a model get adapters (`model.lora.targets`), and which ones a default leaves out."""
+"""Layers and experts of a model that get adapters (`model.lora.targets`), and defaults."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Recompute:
         )
 
     def apply(self, family: Family, module: nn.Module) -> None:
-        """Call it before a strategy changes the training module.
+        """To be called before a strategy changes the training module.
 
         Raises ConfigError for a tower whose layers cannot be recomputed.
         """

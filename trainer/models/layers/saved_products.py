@@ -108,7 +108,7 @@ class Forward(Paused):
 
 
 class Recomputation(Forward):
-    """Its recomputation, which finds the products."""
+    """Recomputation of a layer, which finds the products."""
 
     def __enter__(self) -> None:
         super().__enter__()

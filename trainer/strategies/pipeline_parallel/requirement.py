@@ -1,4 +1,4 @@
-"""Which models can be split into pipeline stages."""
+"""Models that can be split into pipeline stages."""
 
 from __future__ import annotations
 

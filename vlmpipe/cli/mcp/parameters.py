@@ -22,7 +22,7 @@ JSON_TYPES: dict[type, str] = {str: "string", bool: "boolean", int: "integer", f
 
 
 class CliParameter(Protocol):
-    """A parameter of typer's, by what all its releases have."""
+    """A parameter of typer's, by attributes that all releases of typer have."""
 
     name: str
     opts: list[str]

@@ -198,7 +198,7 @@ def _read(root: str) -> Inventory:
 
 
 def _remove(removal: Removal, *, dry_run: bool, yes: bool, as_json: bool) -> None:
-    """Show what is to be removed, ask, and remove it."""
+    """Show the removal, ask, and remove."""
     from vlmpipe.cli.runs.removal_lines import freed_text, removal_lines
 
     content = {**removal.as_json(), "dry_run": dry_run}

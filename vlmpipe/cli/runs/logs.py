@@ -26,7 +26,7 @@ def logs(
         bool, typer.Option("--json", help="Print one JSON object a line: time (null if unknown), step, process, text.")
     ] = False,
 ) -> None:
-    """Print what a run has printed. The pipeline and its steps, or the replicas of one job."""
+    """Print the lines of a run. The pipeline and its steps, or the replicas of one job."""
     from vlmpipe.platforms.find import find
 
     located = find(run, root=root, project=project, location=location)

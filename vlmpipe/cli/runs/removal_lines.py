@@ -9,7 +9,7 @@ SHOWN_KEPT = 20
 
 
 def removal_lines(removal: Removal) -> list[str]:
-    """Lines for what is removed, what stays and why."""
+    """Lines for removed and kept data, with reasons."""
     lines = [f"remove  {run.run_id}  {shown_size(run.size_bytes)}" for run in removal.runs]
     lines += [f"remove  {data.kind}/{data.folder.name}  {shown_size(data.size_bytes)}, which no run uses"
               for data in removal.shared]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Submit a run to a service, and print what was sent."""
+"""Submit a run to a service, and print the submission."""
 
 from __future__ import annotations
 

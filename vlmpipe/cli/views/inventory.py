@@ -15,7 +15,7 @@ from vlmpipe.runs.submitted import RunRecord
 
 
 def print_listing(listing: Listing) -> None:
-    """The runs, the newest last, and what is not listed; of a whole folder also what it takes."""
+    """The runs, the newest last, and the number left out; of a whole folder also what it takes."""
     console = standard_output()
     if not listing.num_runs:
         console.print(Text(f"No runs under {listing.root}. Start with: vlmpipe run configs/digits.yaml"))

@@ -317,7 +317,7 @@ def _monthly(cost: CostJson) -> Iterator[str]:
 
 
 def _advice(plan: PlanJson) -> Iterator[RenderableType]:
-    """Resolved choices and what would pay, and what NCCL is expected to use between nodes."""
+    """Resolved choices, choices that would pay, and the transport that NCCL is expected to use between nodes."""
     rows = [
         ("Compiled layers", plan["compile"]),
         ("Feature cache", plan["features_cache"]),

@@ -15,7 +15,7 @@ from vlmpipe.records.plan_json import StagesPlanJson, SweepPlanJson
 
 
 def sweep_table(plan: SweepPlanJson) -> Table:
-    """Table of what is shared, one training of each variant, and the sum, from `SweepPlan.as_dict()`."""
+    """Table of the shared preparation, one training of each variant, and the sum, from `SweepPlan.as_dict()`."""
     right = ("steps", "training", "evaluation", "cost")
     table = ruled_table("variant", "steps", "training", "evaluation", "cost", "memory", right=right)
     shared = _cost(plan, plan["shared_usd"])

@@ -18,7 +18,7 @@ def asks_start(config: RunFields, *, is_later_stage: bool) -> bool:
 
 
 def baseline_problems(config: RunFields, *, is_later_stage: bool) -> Iterator[Problem]:
-    """Yield what a run file that is to be checked or started asks of a baseline that its run does not have."""
+    """Yield settings of a run file to check or start that need a baseline which its run does not have."""
     retention, obstacle = config.evaluate.retention, _obstacle(config, is_later_stage=is_later_stage)
     can_ask = any(file.format != "coco-captions" for file in config.evaluate.benchmarks) or bool(retention.prompts)
     if retention.probe == "auto" and not can_ask:
@@ -36,7 +36,7 @@ def baseline_problems(config: RunFields, *, is_later_stage: bool) -> Iterator[Pr
 
 
 def _obstacle(config: RunFields, *, is_later_stage: bool) -> str:
-    """Why there is no baseline, and what is expected in its place; empty where there is one."""
+    """Why there is no baseline, and the setting to use instead; empty where there is one."""
     trainer = config.train.trainer
     if trainer and trainer.evaluate_command:
         return "but train.trainer.evaluate_command evaluates and asks no start weights; expected our evaluation"

@@ -34,7 +34,7 @@ def confinement_problems(config: RunFields) -> Iterator[Problem]:
 
 
 def service_confinement_problems(config: RunFields, unused: str) -> Iterator[Problem]:
-    """Yield the same of what a service is told beside it: addresses of the sections that it uses, so not `unused`."""
+    """Yield the same for addresses that a service is given: addresses of the sections that it uses, so not `unused`."""
     if not (held := limits()):
         return
     for field, text in _texts(config.to_dict()):

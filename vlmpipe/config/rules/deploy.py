@@ -75,7 +75,7 @@ def deploy_problems(config: RunFields) -> Iterator[Problem]:
 
 
 def option_of(argument: str) -> str:
-    """Its option as vLLM names it, which also takes underscores (vllm/utils/argparse_utils.py)."""
+    """An argument's option as vLLM names it, which also takes underscores (vllm/utils/argparse_utils.py)."""
     return argument.partition("=")[0].replace("_", "-")
 
 

@@ -73,7 +73,7 @@ def _secret_part(address: str) -> str:
 
 
 class NotifyConfig(Section):
-    """Who is notified when a run ends. Compiled into the pipeline; nothing here changes a run's result."""
+    """Receivers of a message when a run ends. Compiled into the pipeline; nothing here changes a run's result."""
 
     email: Annotated[tuple[str, ...], AfterValidator(_recipients)] = Field(
         default=(),

@@ -32,7 +32,7 @@ class HypothesisConfig(Section):
     claim: str = Field(min_length=1, description="The claim in a sentence, for the report.")
     variant: str = Field(description="Variant that the claim is about.")
     against: tuple[str, ...] = Field(
-        min_length=1, description="Variants that it is compared with; the claim must hold against every one of them."
+        min_length=1, description="Variants to compare with; the claim must hold against every one of them."
     )
     margin: float = Field(
         0.0,

@@ -42,6 +42,6 @@ class Answers(Generic[AnyDraft]):
         self.note(path, Outcome.REFUSED, "", reason)
 
     def rest(self) -> None:
-        """Refuse what no field has taken."""
+        """Refuse keys that no field has taken."""
         for path in list(self.draft.at.values()):
             self.refuse(path, NO_FIELD)

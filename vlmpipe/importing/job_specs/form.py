@@ -39,7 +39,7 @@ def mend_form(draft: SpecDraft) -> None:
 
 
 def _nameless_variables(draft: SpecDraft) -> None:
-    """Take out what is no variable with a name: an unreadable one leaves an empty entry."""
+    """Take out entries that are no variables with names: an unreadable one leaves an empty entry."""
     for index, pool in enumerate(draft.pools):
         for kind in TASKS:
             variables = pool.get(kind, ReadTask()).get("env", [])

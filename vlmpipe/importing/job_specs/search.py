@@ -157,7 +157,7 @@ def _parameter(
 
 
 def _values(name: str, field: str, kind: ValueKind, parameter: Parameter) -> tuple[Parameter, str]:
-    """A parameter's values for its field, and what was changed in them."""
+    """A parameter's values for its field, and the changes to them."""
     values, scale = parameter[kind], parameter.get("scale_type", "")
     spec: Parameter = {}
     reason = ""

@@ -1,4 +1,4 @@
-"""Mends the study of a tuning job, until `check` finds no error in it and in what its trials are told."""
+"""Mends the study of a tuning job, until `check` finds no error in the study and in its trials' parameters."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _enum(written: str) -> str | None:
 
 
 def _unreadable(draft: Draft, path: Path, violation: Violation) -> None:
-    """Take out a value that the API would not read, or what is around it."""
+    """Take out a value that the API would not read, or the value around it."""
     while path and not draft.remove(path, Outcome.REFUSED, violation.sentence):
         path = path[:-1]
 
@@ -132,7 +132,7 @@ def _placeholder(draft: Draft, path: Path, violation: Violation) -> None:
 
 
 def _shell(draft: Draft, path: Path, violation: Violation) -> None:
-    """Let a shell's text pass on what is appended to it: the words after it, the first of which is its $0."""
+    """Let a shell's text pass on appended words: the words after it, the first of which is its $0."""
     for name in ("command", "args"):
         words = list(draft.get((*path, name)) or ())
         place = next((at for at, word in enumerate(words) if any(mark in word for mark in (" ", "\n"))), None)

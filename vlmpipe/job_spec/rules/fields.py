@@ -116,7 +116,7 @@ def _move(spec: dict[str, object], field: UnknownField, spelling: Spelling) -> t
 
 
 def _nested(value: object, path: FieldPath) -> object:
-    """The value at a path of what was read; None where there is none."""
+    """The value at a path of the file's content; None where there is none."""
     for part in path:
         if isinstance(value, list) and isinstance(part, int):
             value = value[part]

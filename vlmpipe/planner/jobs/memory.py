@@ -62,7 +62,7 @@ class JobMemory:
 
     @property
     def is_roomy(self) -> bool:
-        """Return whether it fits with more to spare than the estimate may be wrong."""
+        """Return whether the job fits with more to spare than the estimate may be wrong."""
         return self.fits and self.spare_share >= LITTLE_SPARE
 
     def doubts(self) -> Iterator[str]:

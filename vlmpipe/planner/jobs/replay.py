@@ -1,4 +1,4 @@
-"""Cost of the start model's answers, a source of the data that is generated once, and what they are about."""
+"""Cost of the start model's answers, a source of the data that is generated once, and their subjects."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _idle(case: Scenario, questions: int) -> str:
 
 
 def asked_about(config: RunConfig) -> str:
-    """Say what the start model is asked about, and why where it is not its own training data."""
+    """Name the data that the start model is asked about, with the reason where that is not its own training data."""
     replay = config.data.replay
     assert replay
     images = "prompts about the other sources' images"

@@ -206,7 +206,7 @@ class _Rank:
                 yield "reduction", self._others(in_flight, late) + state + Counter({REDUCED: groups.reduced_bytes})
 
     def _others(self, in_flight: Sequence[int], late: int) -> Counter[str]:
-        """Other micro-batches, and what was sent."""
+        """Other micro-batches, and sent tensors."""
         sent = Counter({"sent": late * self.stages[0].passed_on_bytes})
         return sum((_times(stage.saved, count) for stage, count in zip(self.stages, in_flight, strict=True)), sent)
 

@@ -72,7 +72,7 @@ class Memory:
 
     @property
     def returns_memory(self) -> bool:
-        """Return whether it fits only because the allocator gives back in each step what it would keep."""
+        """Return whether the rank fits only because the allocator gives cached memory back in each step."""
         margin = sum(part.bytes for part in self.parts if part.name == "fragmentation")
         return self.fits and self.total_bytes - margin + self.idle_bytes > self.capacity_bytes
 
@@ -90,7 +90,7 @@ class Memory:
 
     @property
     def is_near(self) -> bool:
-        """Return whether it takes more than there is, by no more than the estimate's own error."""
+        """Return whether the rank takes more memory than there is, by no more than the estimate's own error."""
         return -NEAR * self.capacity_bytes <= self.spare_bytes < 0
 
     @property
@@ -202,7 +202,7 @@ def training_phases(
 
 
 def fullest(moments: Mapping[str, list[MemoryPart]]) -> tuple[str, list[MemoryPart]]:
-    """The moment that decides, and what is held then."""
+    """The moment of most memory, and its parts."""
     return max(moments.items(), key=lambda item: sum(part.bytes for part in item[1] if part.place == "device"))
 
 

@@ -1,4 +1,4 @@
-"""Memory that torch's allocator keeps beside what is in use: freed blocks, of which nothing else is made meanwhile.
+"""Memory that torch's allocator keeps beside memory in use: freed blocks, of which nothing else is made meanwhile.
 
 Blocks of one CUDA stream are reused in that stream only, and FSDP allocates in three: what it gathers, what it reduces,
 and the rest. So the allocator reserves the peak of each, although they come at different moments. It gives free blocks

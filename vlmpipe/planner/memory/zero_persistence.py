@@ -9,7 +9,7 @@ from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 
 def persistent_elements(config: RunConfig, shape: ModelShape) -> int:
-    """Their number where a user has set the threshold, else 0: those of the trainer's own are biases and norms.
+    """Persistent elements where a user has set the threshold, else 0: those of the trainer's own are biases and norms.
 
     Layers are equal, so models of one and of two of them give any number.
     """

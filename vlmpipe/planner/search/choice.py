@@ -1,4 +1,4 @@
-"""Which of the ways that fit are shown: one a machine, the plainest on the fewest nodes among those that a forecast
+"""The shown ways among all that fit: one a machine, the plainest on the fewest nodes among those that a forecast
 cannot tell apart."""
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class Fit:
 
 
 def search_of(config: RunConfig, model: Architecture, load: Workload, prices: Prices) -> Search:
-    """The search, with what is decided of the feature cache. Raises ConfigError if the number of steps is not known."""
+    """The search, with the decision about the feature cache. Raises ConfigError if the number of steps is not known."""
     if load.steps is None:
         raise ConfigError(
             "the number of steps is not known, so hours and dollars are not either",

@@ -68,7 +68,7 @@ def _entries(file: BinaryIO, path: str) -> list[Entry]:
 
 
 def _objection(caps: Limits, name: str, usd: float | None, unknown: str, spent: float) -> str:
-    """Why it is not approved; empty where it is. A cap of a cent is not passed by a part of a cent."""
+    """Reason against approval; empty where it is. A cap of a cent is not passed by a part of a cent."""
     if usd is None or unknown:
         return f"what {name} will cost is not wholly known: {unknown or 'no plan'}"
     if usd > caps.usd_per_call:

@@ -1,4 +1,4 @@
-"""Which steps the compiled pipeline of a run file has, in order. A test compares them with the compiled graphs."""
+"""Steps of a run file's compiled pipeline, in order. A test compares them with the compiled graphs."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ SMALLEST_CHUNK = 0.5  # times data.chunk_samples: a source that is not larger is
 
 @dataclass(frozen=True)
 class Need:
-    """`why` says what most of the disk is for."""
+    """`why` names the largest part."""
 
     disk_bytes: int | None
     memory_bytes: int
@@ -74,7 +74,7 @@ class StepNeeds:
         return base
 
     def of_job(self, job: Job) -> tuple[int | None, str]:
-        """Bytes on the boot disk of each machine of a job, beside a cache that takes what is free; what they are."""
+        """Bytes on the boot disk of each machine of a job, beside a cache that takes all free space; what they are."""
         shape, config = self.shape, self.config
         if shape is None or config.train.trainer:
             return None, ""

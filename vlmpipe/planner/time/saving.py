@@ -32,7 +32,7 @@ class SaveTime:
 
 
 def save_time(case: Scenario) -> SaveTime:
-    """Time of one checkpoint of the training job, or what the run file says was measured."""
+    """Time of one checkpoint of the training job, or the measured time in the run file."""
     config, layout = case.config, case.layout
     saved_bytes = checkpoint_bytes(case.shape.trainable_parameters, config.train)
     writes_s = saved_bytes / layout.nodes / node_bytes_per_s(case)

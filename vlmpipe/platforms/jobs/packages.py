@@ -25,7 +25,7 @@ FIRST_ZIP_TIME = "315532800"  # 1980: the same sources give the same bytes
 
 
 def here(uri: str) -> bool:
-    """Return whether it lies on this machine."""
+    """Return whether the package lies on this machine."""
     return "://" not in uri
 
 
@@ -66,7 +66,7 @@ def built(uri: str) -> Path:
 
 
 def for_vertex(config: RunConfig) -> tuple[RunConfig, dict[str, Path]]:
-    """`config` with packages on gs:// only, and what has to be uploaded first: files by address.
+    """`config` with packages on gs:// only, and the files to upload first: files by address.
 
     Addresses contain digests of the files: a package that did not change is not uploaded again.
     """

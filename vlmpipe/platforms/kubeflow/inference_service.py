@@ -169,7 +169,7 @@ class InferenceService:
         self._send(former, result)
 
     def _send(self, body: Json, existing: Json | None) -> None:
-        """Create the service, or replace what was found."""
+        """Create the service, or replace an existing one."""
         content = {key: value for key, value in body.items() if key != "status"}
         strict: dict[str, object] = {"field_validation": "Strict", **LIMIT}
         if existing is None:

@@ -138,7 +138,7 @@ def endpoint_client(location: str) -> EndpointServiceClient:
 
 
 def beta_endpoint_client(location: str) -> BetaEndpointServiceClient:
-    """A client for what only v1beta1 has of endpoints, as `pipeline_client`."""
+    """A client for fields of endpoints that only v1beta1 has, as `pipeline_client`."""
     from google.cloud.aiplatform_v1beta1.services.endpoint_service import EndpointServiceClient
 
     return _client(EndpointServiceClient, location)
@@ -195,7 +195,7 @@ def translate_errors(
 
 
 def is_local(address: str) -> bool:
-    """Return whether it is a test server on this machine, which gets no credentials."""
+    """Return whether the address is that of a test server on this machine, which gets no credentials."""
     return address.startswith("http://") and urlsplit(address).hostname in LOCAL_HOSTS
 
 

@@ -67,7 +67,7 @@ def request_timeout_s() -> float:
 
 
 def retrying(call: Callable[[], Answer], faults: list[Exception] | None = None) -> Answer:
-    """Call until it works, fails for good, or time is up; then raise the last fault. `faults` gets them all.
+    """Call a function until it works, fails for good, or time is up; then raise the last fault. `faults` gets them all.
 
     A first request without any connection is not repeated: a user who is offline wants to know at once.
     """

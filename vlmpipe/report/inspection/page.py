@@ -51,7 +51,7 @@ def card_of(sample: InspectedSample, seen: SeenImages) -> Card:
 
 
 def as_png(image: Image.Image) -> EmbeddedImage:
-    """The image without loss, since the page shows what the model is given; `title` has its true size."""
+    """The image without loss, since the page shows the model's very input; `title` has its true size."""
     tiny = max(image.size) <= SMALL_PIXELS
     small = image.copy()
     small.thumbnail((SIDE_PIXELS, SIDE_PIXELS))

@@ -51,7 +51,7 @@ class ChunkStore:
             files.delete(DONE)
 
     def get(self, name: str, folder: Path) -> bool:
-        """Copy what is stored into `folder`. False when it is missing or damaged."""
+        """Copy the stored chunk into `folder`. False when it is missing or damaged."""
         if not self.holds(name):
             return False
         files = self.files(name)

@@ -1,4 +1,4 @@
-"""Digests of records from the bytes that were read, so that a chunk is stored only as what it is."""
+"""Digests of records from the bytes that were read, so that a chunk is stored only under its true digest."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from vlmpipe.records.plan_json import ServingPlacesJson
 
 
 def places_blocks(places: ServingPlacesJson) -> Iterator[RenderableType]:
-    """Which place costs least, the months side by side, and what they leave out."""
+    """The cheapest place, the months side by side, and costs left out."""
     changes = places["changes"]
     if changes:
         yield Text(_sentence(places), style="bold")

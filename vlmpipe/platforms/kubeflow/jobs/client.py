@@ -232,7 +232,7 @@ def _refusal(error: ApiException, doing: str, kind: Kind) -> Exception:
 
 
 def _is_of_object(error: ApiException) -> bool:
-    """Return whether it is an object that is missing, and not a path that the server does not have."""
+    """Return whether an object is missing, and not a path that the server does not have."""
     return error.status == 404 and bool((_status(error).get("details") or {}).get("name"))
 
 

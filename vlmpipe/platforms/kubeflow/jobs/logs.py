@@ -35,7 +35,7 @@ class NodeLog:
         self._read: dict[str, _Read] = {}
 
     def read(self, node: Node) -> None:
-        """Read what the node has printed since. Raises Unreachable, UserError."""
+        """Read lines that the node has printed since. Raises Unreachable, UserError."""
         if not node.started:
             return
         so_far = self._read.setdefault(node.pod, _Read())

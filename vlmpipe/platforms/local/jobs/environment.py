@@ -97,7 +97,7 @@ def task_of(spec: api.WorkerPoolSpec) -> api.ContainerSpec | api.PythonPackageSp
 
 
 def is_started(replica: Replica) -> bool:
-    """Return whether it runs on this machine: a Reduction Server needs the GPU nodes' network."""
+    """Return whether the container runs on this machine: a Reduction Server needs the GPU nodes' network."""
     return REDUCTION_SERVER_IMAGE not in replica.spec.container_spec.image_uri
 
 

@@ -85,7 +85,7 @@ class FaultInjector:
             print(f"fault injection ended: {error.found}", flush=True)
 
     def _wait_until_due(self, event: Event) -> bool:
-        """Return whether it is due; False once the job is over."""
+        """Return whether the fault is due; False once the job is over."""
         while not self._over.wait(POLL_S):
             steps = self._steps_done(self._since_s)
             if steps is not None and steps >= event.after_step:
@@ -93,7 +93,7 @@ class FaultInjector:
         return False
 
     def _do(self, event: Event) -> bool:
-        """Carry it out; False when its process is not there at the moment."""
+        """Carry the fault out; False when its process is not there at the moment."""
         node = event.node if event.rank is None else event.rank // self._ranks_per_node
         assert node is not None
         process = self._processes[node]

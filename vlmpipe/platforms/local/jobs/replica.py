@@ -55,7 +55,7 @@ class Process:
             return False
 
     def start(self, ended: Callable[[Process, int], None]) -> None:
-        """Start it, or start it again; `ended(self, exit code)` is called from another thread once all is read.
+        """Start the replica, or restart it; `ended(self, exit code)` is called from another thread once all is read.
 
         Must be called from the main thread, which lives as long as the process does (see `run_in_subreaper`).
         """
@@ -85,7 +85,7 @@ class Process:
         self._terminate()
 
     def end(self, timeout_s: float) -> None:
-        """Wait until it has ended, and kill it after `timeout_s`. Only after it was asked."""
+        """Wait until the replica has ended, and kill it after `timeout_s`. Only after it was asked."""
         assert self._process
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)

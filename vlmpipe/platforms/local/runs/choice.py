@@ -1,4 +1,4 @@
-"""Which local run a command starts or continues, by what its run file sets otherwise."""
+"""Choice of the local run that a command starts or continues, by what its run file sets otherwise."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def new_run(folder: Path, name: str, now: datetime) -> str:
 
 
 def _unfinished(folder: Path, markers: Sequence[Marker], config: RunConfig) -> Iterator[tuple[Marker, ChangedSettings]]:
-    """Runs of this run file that can be continued, the newest first, with what has changed since."""
+    """Runs of this run file that can be continued, the newest first, with the changes since."""
     compared, digest = 0, config.digest()
     for marker in (marker for marker in reversed(markers) if not marker.finished):
         if marker.config_digest != digest:

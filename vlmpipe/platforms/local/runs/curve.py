@@ -10,7 +10,7 @@ WIDTH = 80
 
 
 def curve_lines(curve: LearningCurve) -> list[str]:
-    """The answer, what is left to gain, the shares, the check of the law, and notes."""
+    """The answer, the possible gain, the shares, the check of the law, and notes."""
     answer = curve.decision + (_price(curve) if curve.answer in ("needs", "reached") else "")
     lines = _wrapped(answer[0].upper() + answer[1:])
     lines += _wrapped(f"to do: {curve.advice}" if curve.advice else "")

@@ -29,7 +29,7 @@ RUN_FILES = (MARKER, "run.json", "steps", "logs")
 
 
 def is_run_folder(name: str) -> bool:
-    """Return whether it is a folder with files of a run."""
+    """Return whether the folder has files of a run."""
     return Path(name).is_dir() and any(Path(name, file).exists() for file in RUN_FILES)
 
 

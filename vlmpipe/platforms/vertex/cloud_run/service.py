@@ -257,7 +257,7 @@ def _names_of(current: api.Service) -> list[str]:
 
 
 def _revision_of(target: api.TrafficTargetStatus, current: api.Service) -> str:
-    """Its revision; empty for the latest one where none is ready."""
+    """A service's revision; empty for the latest one where none is ready."""
     return str(target.revision or current.latest_ready_revision).rpartition("/")[2]
 
 

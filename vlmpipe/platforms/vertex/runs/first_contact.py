@@ -48,7 +48,7 @@ def sightings_of(job: PipelineJob, run_uri: str, pattern: Pattern | None = None)
 
 
 def recorded_notes(run_uri: str, sightings: list[Sighting]) -> list[str]:
-    """Record what was seen in the folder of all runs; a note about what is new, or about why it was not recorded."""
+    """Record sightings in the folder of all runs; a note about what is new, or about why it was not recorded."""
     root_uri = run_uri.rpartition("/runs/")[0]
     if not root_uri or not sightings:
         return []

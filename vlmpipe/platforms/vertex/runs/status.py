@@ -76,7 +76,7 @@ class VertexStatus(ServiceRun):
 
     @property
     def spent_usd(self) -> float | None:
-        """At most what the jobs' machines have cost so far: the service's times, which include waiting for machines, at
+        """Upper bound of the jobs' cost so far: the service's times, which include waiting for machines, at
         the plan's prices. None where the run has no plan, or the plan no price, and for the jobs of a sweep, which run
         side by side in tasks of one name."""
         if any(step.name == JOB_STEP and step.started_s for step in self.state.steps):
