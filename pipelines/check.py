@@ -22,8 +22,8 @@ from vlmpipe.planner.jobs.gate_bounds import bound_doubts
 from vlmpipe.planner.jobs.replay import asked_about
 from vlmpipe.planner.prepared_workload import questions_note
 from vlmpipe.planner.serving import doubts, served_model, unservable
-from vlmpipe.platforms.local.runs.run import require_writable
 from vlmpipe.platforms.vertex.requirements import missing_for_vertex
+from vlmpipe.runs.folders.run import require_writable
 from vlmpipe.trainer.config.data import OWN_FORMAT
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
 from vlmpipe.trainer.extras import install_command

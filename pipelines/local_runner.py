@@ -20,8 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmpipe.platforms.local.jobs.restart_policy import FAULTS_VARIABLE, RETRIES_VARIABLE
-from vlmpipe.platforms.step_context import FAILURE_VARIABLE, STOPPED_VARIABLE
+from vlmpipe.platforms.step_context import FAILURE_VARIABLE, FAULTS_VARIABLE, RETRIES_VARIABLE, STOPPED_VARIABLE
 from vlmpipe.records.stage_folders import stage_run_id
 from vlmpipe.trainer.config.job import run_uri_of
 from vlmpipe.trainer.errors import ExitCode, run_main
@@ -34,8 +33,6 @@ from vlmpipe.trainer.storage.records import read_record_file
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
 
-
-GRACE_S = 60.0  # from SIGTERM to SIGKILL: longer than a job's own, so that its checkpoint and the report are written
 
 KILLED = {
     "exit_code": int(ExitCode.UNEXPECTED),

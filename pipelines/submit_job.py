@@ -25,12 +25,11 @@ from vlmpipe.platforms.jobs.packages import for_vertex, upload
 from vlmpipe.platforms.vertex.bucket_checks import require_buckets
 from vlmpipe.platforms.vertex.client import Place, endpoint, job_client
 from vlmpipe.platforms.vertex.jobs.custom_job import JobSubmission
-from vlmpipe.platforms.vertex.pipeline_job import job_id_at
 from vlmpipe.platforms.vertex.requirements import require_reached_files, require_vertex
 from vlmpipe.platforms.vertex.run import RunOnVertex
 from vlmpipe.platforms.vertex.runs.names import Address
 from vlmpipe.platforms.vertex.submit import require_own_project
-from vlmpipe.runs.submitted import RunRecord
+from vlmpipe.runs.submitted import RunRecord, job_id_at
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.data.prepare.fingerprint import find_prepared
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError

@@ -19,9 +19,9 @@ from vlmpipe.platforms.jobs.packages import for_vertex, upload
 from vlmpipe.platforms.vertex.bucket_checks import require_buckets
 from vlmpipe.platforms.vertex.client import Place, endpoint, job_client
 from vlmpipe.platforms.vertex.jobs.custom_job import JobSubmission
-from vlmpipe.platforms.vertex.pipeline_job import job_id_at
 from vlmpipe.platforms.vertex.requirements import require_vertex
 from vlmpipe.platforms.vertex.submit import require_own_project
+from vlmpipe.runs.submitted import job_id_at
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.preflight.probe import lines as result_lines

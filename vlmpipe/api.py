@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vlmpipe.planner.sweep import SweepPlan
     from vlmpipe.platforms.base import Status, Submitted
     from vlmpipe.platforms.compiled import Compiled
-    from vlmpipe.platforms.local.runs.summary import RunReport
+    from vlmpipe.runs.folders.summary import RunReport
     from vlmpipe.runs.live_view import View
     from vlmpipe.trainer.evaluation.prediction.answer_file import Answer
 
@@ -157,13 +157,13 @@ def run(
         RunFailedError: The run failed or was stopped.
     """
     from vlmpipe.pipelines.checks.packages_look import require_here
-    from vlmpipe.pipelines.local_process import execute, pipeline_command
     from vlmpipe.planner.sweep import require_runnable
     from vlmpipe.platforms.local.jobs.gpus import missing_gpus
-    from vlmpipe.platforms.local.runs.choice import open_run
-    from vlmpipe.platforms.local.runs.run import require_runs_folder
-    from vlmpipe.platforms.local.runs.summary import report_of
+    from vlmpipe.platforms.local.process import execute, pipeline_command
     from vlmpipe.platforms.short_names import run_to_continue
+    from vlmpipe.runs.folders.choice import open_run
+    from vlmpipe.runs.folders.run import require_runs_folder
+    from vlmpipe.runs.folders.summary import report_of
     from vlmpipe.runs.live_view import view_for
 
     config = _loaded(config)

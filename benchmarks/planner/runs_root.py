@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from vlmpipe.inventory.tags import TAGS
-from vlmpipe.platforms.local.runs.marker import MARKER
-from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.records.registered import Registered
+from vlmpipe.runs.folders.marker import MARKER
+from vlmpipe.runs.folders.stages import RUN_FILE_COPY
 from vlmpipe.trainer.storage.records import seal, unseal
 
 FIRST, APART = datetime(2026, 1, 1), timedelta(minutes=7)

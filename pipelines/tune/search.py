@@ -26,8 +26,8 @@ from vlmpipe.config.sections.tune import OF_ADAPTERS, ParameterSpec, TuneConfig,
 from vlmpipe.job_spec.build import job_settings, trials_spec
 from vlmpipe.job_spec.check import check_job_spec
 from vlmpipe.job_spec.forms import CustomJobSpec
-from vlmpipe.platforms.local.search import LocalSearch
-from vlmpipe.platforms.searches import SEARCH_FILE, TABLE, Trial, ranked
+from vlmpipe.runs.folders.search import LocalSearch
+from vlmpipe.runs.searches import SEARCH_FILE, TABLE, Trial, ranked
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.monitoring.hypertune import VALIDATION_LOSS
@@ -240,7 +240,7 @@ def run_search(search: Search) -> list[Trial]:
 
     Trials that have ended before are not run again. A request to stop ends the search: SearchStoppedError.
     """
-    from vlmpipe.platforms.local.runs.lock import take_lock
+    from vlmpipe.runs.folders.lock import take_lock
 
     store = open_storage(search.uri)
     table = [Trial(**record) for record in json.loads(store.read(TABLE))] if store.stat(TABLE) else []

@@ -27,10 +27,10 @@ from typing import Any
 
 from tests.support.trainer.checkpoints import newest_good
 from tests.support.trainer.runs import make_run, metrics
-from vlmpipe.platforms.local.jobs.fault_injector import FAULTS_FILE
 from vlmpipe.platforms.local.jobs.fault_spec import Event
 from vlmpipe.platforms.local.jobs.job import run_job
-from vlmpipe.platforms.local.jobs.restart_policy import FAULTS_VARIABLE, RETRIES_VARIABLE
+from vlmpipe.platforms.step_context import FAULTS_VARIABLE, RETRIES_VARIABLE
+from vlmpipe.runs.folders.fault_summary import FAULTS_FILE
 from vlmpipe.trainer.checkpoint.commit import Listing, inspect
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import UserError

@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 
 # Of one that is sent to the suite's own process, to a child, and through a launcher to its child.
 SENDING = (
-    "tests/unit/vlmpipe/platforms/local/runs/test_run.py::test_ctrl_c_waits_for_the_checkpoint_and_the_same_command_continues",
+    "tests/unit/vlmpipe/runs/folders/test_run.py::test_ctrl_c_waits_for_the_checkpoint_and_the_same_command_continues",
     "tests/unit/vlmpipe/platforms/test_step_context.py",
     "tests/unit/trainer/test_launch.py::test_signal_is_forwarded_to_the_only_process",
 )

@@ -27,7 +27,7 @@ SECTIONS = {"vlmpipe.config.run_config", "vlmpipe.trainer.config.job"}  # of the
         ("vlmpipe.cli.app", {"torch", "transformers", "deepspeed", "kfp", "google.cloud.aiplatform"}),
         ("vlmpipe.trainer.config.job", {"torch", "transformers", "pyarrow"}),
         # status and compare take most of their time to start.
-        ("vlmpipe.platforms.local.runs.summary", {"numpy", "yaml", "vlmpipe.trainer.checkpoint.commit", *SECTIONS}),
+        ("vlmpipe.runs.folders.summary", {"numpy", "yaml", "vlmpipe.trainer.checkpoint.commit", *SECTIONS}),
         ("vlmpipe.cli.views.comparison", {"pyarrow", "jinja2", *SECTIONS}),
         ("vlmpipe.trainer.evaluation.metrics", {"vlmpipe.trainer.data.prepare.validation.deduplicate"}),
         ("vlmpipe.cli.runs.removal_lines", {"rich", "numpy", "yaml", *SECTIONS}),

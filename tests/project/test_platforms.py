@@ -15,24 +15,13 @@ from vlmpipe.platforms.table import PLATFORMS, platform_of
 
 ROOM = ROOT / "vlmpipe/platforms"
 PACKAGES = ("vlmpipe", "pipelines", "components")
-HERE = "starts, reads or removes the folders of runs on this machine, which no service knows"
 GOOGLE = "asks Google Cloud about what the run file names, whatever platform runs it"
 ALONE = "starts a custom job without a pipeline, which only a platform with takes_jobs does"
 OUTSIDE = {
-    "vlmpipe/api.py": f"vlmpipe.run: {HERE}",
+    "vlmpipe/api.py": "vlmpipe.run starts the pipeline as processes of this machine",
     "vlmpipe/cli/app.py": "names the variable of Vertex AI's endpoint in the help",
     "vlmpipe/cli/init.py": "a template of run files has the name of a platform",
-    "vlmpipe/cli/notebook/display.py": "the class of a run on this machine, which is what Python starts and waits for",
-    "vlmpipe/cli/runs/folder.py": HERE,
-    "vlmpipe/cli/runs/status.py": f"status --deep: {HERE}",
     "vlmpipe/cli/tune.py": "tune runs trials here, or sends a HyperparameterTuningJob",
-    "vlmpipe/comparison/sides.py": HERE,
-    "vlmpipe/inventory/listing.py": HERE,
-    "vlmpipe/inventory/page.py": HERE,
-    "vlmpipe/inventory/registries.py": HERE,
-    "vlmpipe/inventory/run_folder.py": HERE,
-    "vlmpipe/inventory/removal.py": HERE,
-    "vlmpipe/prove/trainer_runs.py": HERE,
     "vlmpipe/doctor/addresses.py": GOOGLE,
     "vlmpipe/doctor/google_api.py": GOOGLE,
     "vlmpipe/access/needs.py": "a kind of address, not a platform",
@@ -40,8 +29,6 @@ OUTSIDE = {
     "vlmpipe/rehearsal/serve.py": "plays Vertex AI itself",
     "pipelines/check.py": "says of each run file whether it runs here and on Vertex AI",
     "pipelines/checks/vertex_look.py": "the part of check about Vertex AI",
-    "pipelines/local_process.py": HERE,
-    "pipelines/local_runner.py": HERE,
     "pipelines/submit_job.py": ALONE,
     "pipelines/submit_probe.py": ALONE,
     "pipelines/tune/search.py": "tune runs trials here, or sends a HyperparameterTuningJob",

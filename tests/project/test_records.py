@@ -37,7 +37,7 @@ READ_AS_JSON = {
     "trainer/trials/tune.py": "a trial's copy, with other values by their dotted names",
     "pipelines/tune/search.py": "whole sections, compared and copied",
     "vlmpipe/comparison/sides.py": "differences between runs of any version",
-    "vlmpipe/platforms/local/runs/sweep.py": "one number, by commands that start without the run file's sections",
+    "vlmpipe/runs/folders/sweep.py": "one number, by commands that start without the run file's sections",
     "vlmpipe/report/load.py": "a table of all values, of any version",
 }
 MAX_UNTYPED = {"vlmpipe": 62, "pipelines": 10, "components": 2, "trainer": 108}

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vlmpipe.platforms.local.runs.marker import Marker
 from vlmpipe.registry.folder import Candidate, FolderRegistry
+from vlmpipe.runs.folders.marker import Marker
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import seal_lines, write_record
 

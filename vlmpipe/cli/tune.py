@@ -126,7 +126,7 @@ def _submit(search: Search, approved: Approved, *, as_json: bool) -> None:
 
 def _run(search: Search, *, as_json: bool) -> None:
     from vlmpipe.pipelines.tune.search import SearchStoppedError, run_search
-    from vlmpipe.platforms.searches import TABLE, ranked, table_lines
+    from vlmpipe.runs.searches import TABLE, ranked, table_lines
 
     if not as_json:
         to_stderr(f"search {search.search_id}: {search.uri}")

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlmpipe.platforms.local.runs.summary import find_run
 from vlmpipe.platforms.short_names import full_name
 from vlmpipe.records.plan import PlannedCost, PlannedRun
 from vlmpipe.registry.recorded_answers import PREDICTIONS, known_image_groups
+from vlmpipe.runs.folders.summary import find_run
 from vlmpipe.runs.submitted import submitted_record
 from vlmpipe.trainer.config.benchmarks import ANSWERS_FOLDER
 from vlmpipe.trainer.errors import ConfigError

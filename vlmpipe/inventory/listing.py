@@ -16,8 +16,8 @@ from pathlib import Path
 from vlmpipe.inventory.registries import Registries
 from vlmpipe.inventory.run_folder import SETTINGS, ListedRun, RunFolder, size_of
 from vlmpipe.inventory.tags import TAGS
-from vlmpipe.platforms.local.runs.marker import folders_in, paths_in, where_permitted
-from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
+from vlmpipe.runs.folders.marker import folders_in, paths_in, where_permitted
+from vlmpipe.runs.folders.stages import RUN_FILE_COPY
 from vlmpipe.trainer.errors import ConfigError, UserError
 from vlmpipe.trainer.gc_control import collector_off
 from vlmpipe.trainer.storage.base import in_bucket

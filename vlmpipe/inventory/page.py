@@ -13,10 +13,10 @@ from markupsafe import Markup
 
 from vlmpipe.inventory.listing import Listing
 from vlmpipe.inventory.run_folder import SETTINGS, ListedRun, size_text
-from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.report.load import column, read_metrics
 from vlmpipe.report.pages import STYLE, page_template
 from vlmpipe.report.svg_charts import PARTS, compact, lines_chart, thin_out
+from vlmpipe.runs.folders.stages import RUN_FILE_COPY
 from vlmpipe.runs.setting_differences import difference_rows, differences
 from vlmpipe.trainer import __version__
 from vlmpipe.trainer.errors import DataError

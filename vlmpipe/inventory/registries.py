@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 
 from vlmpipe.inventory.run_folder import RunFolder
-from vlmpipe.platforms.local.runs.marker import folders_in
 from vlmpipe.registry.folder import FolderRegistry
+from vlmpipe.runs.folders.marker import folders_in
 from vlmpipe.trainer.errors import UserError
 
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from vlmpipe.inventory.listing import REMOVED, SHARED, Inventory, SharedData, read_inventory
 from vlmpipe.inventory.run_folder import ListedRun, size_of
-from vlmpipe.platforms.local.runs.lock import take_lock
+from vlmpipe.runs.folders.lock import take_lock
 from vlmpipe.trainer.errors import ConfigError, os_errors
 from vlmpipe.trainer.gc_control import collector_off
 

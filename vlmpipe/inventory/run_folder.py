@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import TypedDict, TypeVar
 
 from vlmpipe.inventory.tags import TAGS, read_tags
-from vlmpipe.platforms.local.runs.lock import LOCK, is_running
-from vlmpipe.platforms.local.runs.marker import MARKER, Marker, read_marker, require_marker
-from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
-from vlmpipe.platforms.local.runs.state import results_folder
-from vlmpipe.platforms.local.search import LocalSearch
-from vlmpipe.platforms.searches import SEARCH_FILE
 from vlmpipe.records.registered import Registered
 from vlmpipe.records.stage_folders import STAGES_FOLDER
+from vlmpipe.runs.folders.lock import LOCK, is_running
+from vlmpipe.runs.folders.marker import MARKER, Marker, read_marker, require_marker
+from vlmpipe.runs.folders.search import LocalSearch
+from vlmpipe.runs.folders.stages import RUN_FILE_COPY
+from vlmpipe.runs.folders.state import results_folder
+from vlmpipe.runs.searches import SEARCH_FILE
 from vlmpipe.trainer.checkpoint.attempts import FOLDER as CHECKPOINTS
 from vlmpipe.trainer.errors import UserError, os_errors
 from vlmpipe.trainer.monitoring.usage import FOLDER as USAGE

@@ -239,6 +239,10 @@ class Platform(ABC):
             project: where to look for a job that is only named by its id, as location.
         """
 
+    def run_in(self, folder: Path) -> Run:
+        """The run whose files are in a folder of this machine."""
+        self._refuse("has no runs in folders of this machine", "a platform that is here")
+
     def find_search(self, name: str, root: str) -> SearchRun | None:
         """The search called `name`; None where nothing shows that it is there."""
         return None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vlmpipe.platforms.short_names import full_name
-from vlmpipe.platforms.table import in_order_of_search
+from vlmpipe.platforms.table import here, in_order_of_search
 from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,19 +30,17 @@ def find(name: str, *, root: str, project: str, location: str) -> Run:
                 )
         if run := platform.find(name, root=root, project=project, location=location):
             return run
-    from vlmpipe.platforms.local.run import RunHere
-    from vlmpipe.platforms.local.runs.summary import find_run
+    from vlmpipe.runs.folders.summary import find_run
 
-    return RunHere(find_run(root, name).folder)
+    return here().run_in(find_run(root, name).folder)
 
 
 def find_to_diagnose(name: str, *, root: str, project: str, location: str) -> Run:
     """The run called `name`, or any folder with files of a run, such as one downloaded from a bucket."""
-    from vlmpipe.platforms.local.run import RunHere
-    from vlmpipe.platforms.local.runs.diagnose import is_run_folder
+    from vlmpipe.runs.folders.diagnose import is_run_folder
 
     if is_run_folder(name):
-        return RunHere(Path(name))
+        return here().run_in(Path(name))
     return find(name, root=root, project=project, location=location)
 
 

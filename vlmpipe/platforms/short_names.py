@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from vlmpipe.platforms.local.runs.marker import MARKER, all_markers
-from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.platforms.table import platform_of
+from vlmpipe.runs.folders.marker import MARKER, all_markers
+from vlmpipe.runs.folders.stages import RUN_FILE_COPY
 from vlmpipe.runs.submitted import SUBMITTED, run_records
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.storage.base import join_uri

@@ -16,6 +16,8 @@ from vlmpipe.trainer.redaction import hide_secrets, redact
 # Set by a local run for its steps:
 STOPPED_VARIABLE = "VLMPIPE_STOPPED"  # steps must not begin, because the run was asked to stop
 FAILURE_VARIABLE = "VLMPIPE_FAILURE_FILE"  # file for the error: on a full disk the record cannot be written
+RETRIES_VARIABLE = "VLMPIPE_LOCAL_RETRIES"  # restarts of each replica of a job
+FAULTS_VARIABLE = "VLMPIPE_FAULTS"  # faults to inject into the training job
 
 
 @contextlib.contextmanager

@@ -44,6 +44,15 @@ def services() -> list[str]:
     return [name for name, line in PLATFORMS.items() if line.submits]
 
 
+def here() -> Platform:
+    """The platform whose runs are processes of this machine. Raises ConfigError without one."""
+    for name in reversed(PLATFORMS):
+        platform = platform_of(name)
+        if platform.is_here:
+            return platform
+    raise ConfigError("no platform runs on this machine", expected="one in vlmpipe/platforms/table.py")
+
+
 def in_order_of_search() -> Iterator[Platform]:
     """The platforms in the order in which they are asked for a run: this machine first."""
     result = [platform_of(name) for name in reversed(PLATFORMS)]

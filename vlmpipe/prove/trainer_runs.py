@@ -17,7 +17,7 @@ import psutil
 
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.job_spec.build import worker_pools
-from vlmpipe.platforms.local.jobs.inherited_environment import inherited_environment
+from vlmpipe.platforms.jobs.inherited_environment import inherited_environment
 from vlmpipe.prove.sample_set import NUM_SAMPLES, SIDE
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.config.model import GRID_FAMILIES

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 import shlex
 from dataclasses import asdict, dataclass, fields
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from vlmpipe.trainer.errors import UserError, print_warning
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import read_record_file, write_record
+
+if TYPE_CHECKING:
+    from vlmpipe.config.run_config import RunConfig
 
 SUBMITTED = Path("build/submitted")  # a record for each run that was submitted from this folder
 SUBMIT = "vlmpipe submit"
@@ -51,6 +56,15 @@ class RunRecord:
         except UserError as error:
             text = f"{self.resource_name} has started and is not recorded in this folder: {error.found}"
             print_warning(text, step="submit")
+
+
+def job_id_at(config: RunConfig, moment: datetime) -> str:
+    """A new name of the pipeline job and, without --run-id, of the run: <name>-<date>-<time>-<random>.
+
+    Random are six hexadecimal digits: of the seeds of a matrix several are submitted in one second, and a name that two
+    have is one folder. At most 63 + 23 of the 128 characters that Vertex AI takes; a run file's name holds no others.
+    """
+    return f"{config.name}-{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
 def submitted_record(name: str) -> dict[str, Any]:

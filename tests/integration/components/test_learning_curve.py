@@ -20,8 +20,8 @@ from vlmpipe.components.runtime.sweep_steps import (
     train_variants,
 )
 from vlmpipe.config.run_config import parse_run_config
-from vlmpipe.platforms.local.runs.curve import curve_lines
 from vlmpipe.records.learning_curve import LearningCurve
+from vlmpipe.runs.folders.curve import curve_lines
 from vlmpipe.trainer.errors import ConfigError, DataError
 from vlmpipe.trainer.records.sweep import SHARE, Sweep
 from vlmpipe.trainer.storage import open_storage

@@ -28,7 +28,7 @@ from vlmpipe.platforms.vertex import pipeline_job as vertex_job
 from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.rehearsal.serve import rehearsal
 from vlmpipe.rehearsal.vertex.server import BILLING_LABEL
-from vlmpipe.runs import watch
+from vlmpipe.runs import submitted, watch
 from vlmpipe.runs.submitted import run_records
 
 NETWORK = "projects/123/global/networks/net"
@@ -169,7 +169,7 @@ def test_no_step_is_cached_by_the_service(vertex: FakeVertex, vlmpipe_submit: Su
 @pytest.mark.parametrize("name", ["a234", "a" + "b" * 62])
 def test_the_name_of_a_job_is_one_that_vertex_takes(name: str) -> None:
     config = load_run_file(CONFIG, [f"name={name}"])
-    job_id = vertex_job.job_id_at(config, datetime(2026, 11, 20, 3, 4, 5))
+    job_id = submitted.job_id_at(config, datetime(2026, 11, 20, 3, 4, 5))
     assert re.fullmatch(rf"{name}-20261120-030405-[0-9a-f]{{6}}", job_id)
     assert len(job_id) <= 128
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vlmpipe.planner.plan import Plan
     from vlmpipe.planner.stages import StagesPlan
     from vlmpipe.planner.sweep import SweepPlan
-    from vlmpipe.platforms.local.runs.summary import RunReport
+    from vlmpipe.runs.folders.summary import RunReport
 
 COLUMNS = 100
 LARGEST_PAGE = 16 << 20  # bytes of a report; a notebook's file keeps what its cells show
@@ -109,5 +109,5 @@ FORMS: dict[tuple[str, str], tuple[Callable[..., str], Callable[..., str]]] = {
     ("vlmpipe.planner.stages", "StagesPlan"): PLAN,
     ("vlmpipe.planner.sweep", "SweepPlan"): PLAN,
     ("vlmpipe.comparison.compare", "Comparison"): (_text_of(_comparison_screen), _html_of(_comparison_screen)),
-    ("vlmpipe.platforms.local.runs.summary", "RunReport"): (_run_text, run_html),
+    ("vlmpipe.runs.folders.summary", "RunReport"): (_run_text, run_html),
 }

@@ -104,8 +104,8 @@ def tag(
 ) -> None:
     """Give a run tags. They are listed, filter, and keep it from vlmpipe runs prune."""
     from vlmpipe.inventory.tags import change_tags
-    from vlmpipe.platforms.local.runs.summary import find_run
     from vlmpipe.platforms.short_names import full_name
+    from vlmpipe.runs.folders.summary import find_run
 
     folder = find_run(root, full_name(run, root)).folder
     tags_now = change_tags(folder, [] if remove else tags, tags if remove else [])

@@ -57,9 +57,9 @@ def status(
 
 
 def _check_files(run: str, root: str, as_json: bool) -> None:
-    from vlmpipe.platforms.local.runs.summary import find_run
     from vlmpipe.platforms.short_names import full_name
-    from vlmpipe.runs.file_check import check_files
+    from vlmpipe.runs.folders.file_check import check_files
+    from vlmpipe.runs.folders.summary import find_run
     from vlmpipe.trainer.errors import DataError
 
     checks = []

@@ -71,7 +71,7 @@ def show(result: Status, as_json: bool) -> None:
         print_json(result.as_json())
         return
     from vlmpipe.cli.views.tables import print_state
-    from vlmpipe.platforms.searches import SearchStatus
+    from vlmpipe.runs.searches import SearchStatus
 
     if isinstance(result, SearchStatus):  # its lines are the table
         print_lines(result.lines())

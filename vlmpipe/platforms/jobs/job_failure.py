@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 
-from vlmpipe.trainer.errors import UNEXPECTED_PREFIX, ExitCode, UserError
+from vlmpipe.trainer.errors import CAUSES, UNEXPECTED_PREFIX, ExitCode, UserError
 
+PERMANENT = CAUSES - {ExitCode.STALLED}
+"""Exit codes after which nothing is restarted: the next start would fail in the same way. A stall may pass."""
 MEANINGS: dict[int, str] = {
     ExitCode.CONFIG: "configuration",
     ExitCode.DATA: "data",
@@ -28,6 +30,15 @@ MEANINGS: dict[int, str] = {
 def meaning(code: int) -> str:
     """ " (data)" for exit code 65; nothing for a code that has no meaning of its own."""
     return f" ({MEANINGS[code]})" if code in MEANINGS else ""
+
+
+def rank_of_code(code: int) -> int:
+    """Sort key of exit codes, the most informative first: a named cause, "resumable", a kill, any other, success."""
+    if code in CAUSES:
+        return 0
+    if code == ExitCode.PREEMPTED:
+        return 1
+    return 4 if code == 0 else 2 if code > 128 else 3
 
 
 def failure(code: int, replica: str, reason: str, *, log: str, restarts: int = 0) -> UserError:

@@ -23,8 +23,7 @@ from vlmpipe.platforms.compiled import FOLDER, Compiled
 from vlmpipe.platforms.kubeflow.requirements import require_kubeflow, require_reached_files, root_uri_of
 from vlmpipe.platforms.kubeflow.run import RunOnKubeflow
 from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
-from vlmpipe.platforms.vertex.pipeline_job import job_id_at
-from vlmpipe.runs.submitted import RunRecord
+from vlmpipe.runs.submitted import RunRecord, job_id_at
 from vlmpipe.trainer.config.job import require_run_id
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage.base import join_uri

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from vlmpipe.platforms.job_inputs import JobInputs
     from vlmpipe.platforms.local.graph import LocalGraph
     from vlmpipe.platforms.local.run import RunHere
-    from vlmpipe.platforms.local.search import LocalSearch
     from vlmpipe.records.registered import Registered
+    from vlmpipe.runs.folders.search import LocalSearch
     from vlmpipe.serving.agreement import Agreement
     from vlmpipe.serving.questions import ValidationQuestion
 
@@ -71,14 +71,19 @@ class Local(Platform):
 
     def find(self, name: str, *, root: str, project: str, location: str) -> RunHere | None:
         from vlmpipe.platforms.local.run import RunHere
-        from vlmpipe.platforms.local.runs.marker import MARKER
-        from vlmpipe.platforms.local.runs.summary import find_run
+        from vlmpipe.runs.folders.marker import MARKER
+        from vlmpipe.runs.folders.summary import find_run
 
         if not any(Path(folder, MARKER).is_file() for folder in (name, join_uri(root, "runs", name))):
             return None
         return RunHere(find_run(root, name).folder)
 
+    def run_in(self, folder: Path) -> RunHere:
+        from vlmpipe.platforms.local.run import RunHere
+
+        return RunHere(folder)
+
     def find_search(self, name: str, root: str) -> LocalSearch | None:
-        from vlmpipe.platforms.local.search import search_here
+        from vlmpipe.runs.folders.search import search_here
 
         return search_here(name, root)

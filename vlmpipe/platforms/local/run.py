@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from vlmpipe.platforms.base import LogLine
 
 if TYPE_CHECKING:
-    from vlmpipe.platforms.local.runs.summary import RunReport
     from vlmpipe.runs.diagnosis import Diagnosis
+    from vlmpipe.runs.folders.summary import RunReport
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class RunHere:
         return self.folder.name
 
     def reader(self) -> Callable[[], RunReport]:
-        from vlmpipe.platforms.local.runs.summary import report_of
+        from vlmpipe.runs.folders.summary import report_of
 
         return lambda: report_of(self.folder)
 
     def logs(self, *, step: str, last: int, follow: bool) -> Iterator[LogLine]:
-        from vlmpipe.platforms.local.runs.control import follow_logs, log_files, read_logs
+        from vlmpipe.platforms.local.control import follow_logs, log_files, read_logs
 
         files = log_files(self.folder, step)
         lines = (
@@ -43,12 +43,12 @@ class RunHere:
             yield LogLine(prefix + line.text, line.time, line.step, line.process, line.text)
 
     def cancel(self) -> bool:
-        from vlmpipe.platforms.local.runs.control import cancel
-        from vlmpipe.platforms.local.runs.summary import report_of
+        from vlmpipe.platforms.local.control import cancel
+        from vlmpipe.runs.folders.summary import report_of
 
         return cancel(report_of(self.folder))
 
     def diagnose(self) -> Diagnosis:
-        from vlmpipe.platforms.local.runs.diagnose import diagnose_folder
+        from vlmpipe.runs.folders.diagnose import diagnose_folder
 
         return diagnose_folder(self.folder)

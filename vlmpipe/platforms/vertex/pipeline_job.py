@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,15 +56,6 @@ class Submission:
         job = json_format.MessageToDict(PipelineJob.pb(self.job))
         del job["pipelineSpec"]
         return {"parent": self.place.parent, "pipelineJobId": self.job_id, "pipelineJob": job}
-
-
-def job_id_at(config: RunConfig, moment: datetime) -> str:
-    """A new name of the pipeline job and, without --run-id, of the run: <name>-<date>-<time>-<random>.
-
-    Random are six hexadecimal digits: of the seeds of a matrix several are submitted in one second, and a name that two
-    have is one folder. At most 63 + 23 of the 128 characters that Vertex AI takes; a run file's name holds no others.
-    """
-    return f"{config.name}-{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
 def prepare(config: RunConfig, pipeline: Path, *, job_id: str, run_id: str = "", template_uri: str = "") -> Submission:

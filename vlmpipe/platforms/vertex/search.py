@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vlmpipe.platforms.searches import SearchStatus, Trial, ranked
 from vlmpipe.platforms.vertex.client import Place
+from vlmpipe.runs.searches import SearchStatus, Trial, ranked
 from vlmpipe.runs.submitted import submitted_record
 
 if TYPE_CHECKING:

@@ -26,11 +26,11 @@ from vlmpipe.platforms.example_values import EXAMPLE_PROJECT
 from vlmpipe.platforms.jobs.packages import for_vertex, upload
 from vlmpipe.platforms.vertex.bucket_checks import require_buckets
 from vlmpipe.platforms.vertex.client import endpoint, pipeline_client
-from vlmpipe.platforms.vertex.pipeline_job import Submission, job_id_at, prepare, send
+from vlmpipe.platforms.vertex.pipeline_job import Submission, prepare, send
 from vlmpipe.platforms.vertex.requirements import require_reached_files, require_vertex
 from vlmpipe.platforms.vertex.run import RunOnVertex
 from vlmpipe.platforms.vertex.runs.names import Address
-from vlmpipe.runs.submitted import RunRecord
+from vlmpipe.runs.submitted import RunRecord, job_id_at
 from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import pytest
 from tests.support.trainer.preloaded import REPOSITORY
 from tests.support.trainer.runs import make_run
 from vlmpipe.platforms.local.jobs.fault_injector import worker_of_rank
-from vlmpipe.platforms.local.runs.diagnose import diagnose_folder
+from vlmpipe.runs.folders.diagnose import diagnose_folder
 from vlmpipe.trainer.errors import ExitCode
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.skipif(sys.platform != "linux", reason="finds ranks in /proc")]

@@ -18,7 +18,8 @@ import pytest
 from tests.fakes.replicas import pool, record, run, run_failing, spec
 from vlmpipe.platforms.local.jobs import restart_policy as restart_budget
 from vlmpipe.platforms.local.jobs.job import run_job
-from vlmpipe.platforms.local.jobs.restart_policy import FAULTS_VARIABLE, RETRIES_VARIABLE, RestartPolicy
+from vlmpipe.platforms.local.jobs.restart_policy import RestartPolicy
+from vlmpipe.platforms.step_context import FAULTS_VARIABLE, RETRIES_VARIABLE
 from vlmpipe.trainer.errors import ExitCode
 
 pytestmark = [pytest.mark.timeout(60), pytest.mark.usefixtures("alive", "short_graces")]

@@ -18,7 +18,7 @@ import pytest
 
 from tests.fakes.poor_file_system import ANSWERS, lacking
 from tests.support.paths import ROOT
-from vlmpipe.platforms.local.runs.lock import is_running, take_lock
+from vlmpipe.runs.folders.lock import is_running, take_lock
 from vlmpipe.trainer.errors import ExitCode, UserError, from_os_error
 from vlmpipe.trainer.storage import file_systems
 from vlmpipe.trainer.storage.base import AlreadyExistsError, VersionConflictError

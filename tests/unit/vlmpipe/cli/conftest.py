@@ -12,9 +12,9 @@ from tests.support.command_line import Answer, Vlmpipe
 from tests.support.paths import ROOT
 from vlmpipe.cli import app as cli
 from vlmpipe.cli import output
-from vlmpipe.pipelines import local_process
-from vlmpipe.platforms.local.runs.run import LocalRun
+from vlmpipe.platforms.local import process as local_process
 from vlmpipe.runs import submitted
+from vlmpipe.runs.folders.run import LocalRun
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from tests.support.trainer.chat_templates import PLAIN, TEMPLATES, with_template
 from vlmpipe.cli.app import app
 from vlmpipe.cli.data import _job
 from vlmpipe.config.overrides import apply_overrides
-from vlmpipe.platforms.local.runs.marker import MARKER, Marker
+from vlmpipe.runs.folders.marker import MARKER, Marker
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record

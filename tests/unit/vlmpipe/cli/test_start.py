@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.command_line import Vlmpipe
 from tests.support.data.prepared import llava_folder, record, write_json
-from vlmpipe.pipelines import local_process
+from vlmpipe.platforms.local import process as local_process
 from vlmpipe.trainer.preflight import devices
 
 DIGITS = "configs/digits.yaml"

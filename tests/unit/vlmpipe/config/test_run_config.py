@@ -14,9 +14,9 @@ from tests.support.pipelines.run_files import SMALL, problems_of, small
 from vlmpipe.config.run_config import load_new_run, load_run_file, parse_run_config, warnings
 from vlmpipe.config.run_fields import BUILTIN_SOURCES
 from vlmpipe.config.validation_errors import RunFileError
-from vlmpipe.platforms.local.runs.marker import DEFAULT_ROOT
 from vlmpipe.platforms.table import platform_of
 from vlmpipe.platforms.vertex.requirements import require_vertex
+from vlmpipe.runs.folders.marker import DEFAULT_ROOT
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

@@ -16,7 +16,7 @@ from tests.support.runs_root import DONE, FAILED, STOPPED, register, write_run
 from vlmpipe.inventory.listing import read_inventory
 from vlmpipe.inventory.removal import Policy, pruning_of, removal_of
 from vlmpipe.inventory.tags import change_tags
-from vlmpipe.platforms.local.runs.lock import take_lock
+from vlmpipe.runs.folders.lock import take_lock
 from vlmpipe.trainer.errors import ConfigError, UserError
 
 DAY_S = 86_400

@@ -21,11 +21,11 @@ from vlmpipe.inventory.listing import Filter, newest_runs, read_inventory
 from vlmpipe.inventory.removal import Policy, pruning_of
 from vlmpipe.inventory.run_folder import BULK, ListedRun, RunFolder
 from vlmpipe.inventory.tags import change_tags
-from vlmpipe.platforms.local.runs.lock import take_lock
-from vlmpipe.platforms.local.runs.marker import Marker, all_markers
-from vlmpipe.platforms.local.runs.summary import find_run
 from vlmpipe.platforms.short_names import full_name
 from vlmpipe.registry.folder import FolderRegistry
+from vlmpipe.runs.folders.lock import take_lock
+from vlmpipe.runs.folders.marker import Marker, all_markers
+from vlmpipe.runs.folders.summary import find_run
 
 FEW, MANY = 5, 9
 SHOWN = 3

@@ -10,10 +10,10 @@ from tests.support.paths import ROOT
 from vlmpipe.comparison.sides import run_uri_named
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.platforms.find import find, reader_of
-from vlmpipe.platforms.local.runs.marker import Marker
-from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.platforms.short_names import full_name, run_to_continue, submitted_to_continue
 from vlmpipe.platforms.vertex.run import RunOnVertex
+from vlmpipe.runs.folders.marker import Marker
+from vlmpipe.runs.folders.stages import RUN_FILE_COPY
 from vlmpipe.runs.submitted import RunRecord
 from vlmpipe.trainer.errors import ConfigError, DataError, ExitCode, UserError
 from vlmpipe.trainer.storage.local import LocalStorage

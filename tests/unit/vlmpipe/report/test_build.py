@@ -18,10 +18,10 @@ from tests.support.data.prepared import seal
 from tests.support.report_page import Page
 from tests.support.reports import edit, make_run, write_json
 from tests.support.trainer.tiny_runs import TINY
-from vlmpipe.platforms.local.runs.summary import evaluation_lines
 from vlmpipe.registry.model_card import model_card
 from vlmpipe.report.build import build_report, write_report
 from vlmpipe.report.load import duration
+from vlmpipe.runs.folders.summary import evaluation_lines
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.shards.index import Index
 from vlmpipe.trainer.errors import UserError

@@ -16,10 +16,10 @@ from pydantic import BaseModel
 from tests.support.paths import ROOT
 from vlmpipe.cli import app as cli
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.platforms.local.runs.diagnose import diagnose_folder
-from vlmpipe.platforms.local.runs.marker import Marker
 from vlmpipe.runs.diagnosis import NOT_RECOGNISED, Diagnosis
 from vlmpipe.runs.failure_patterns import Pattern, hits, patterns
+from vlmpipe.runs.folders.diagnose import diagnose_folder
+from vlmpipe.runs.folders.marker import Marker
 from vlmpipe.runs.stack_dumps import main_frames, read_stall
 from vlmpipe.runs.steps import STEPS
 

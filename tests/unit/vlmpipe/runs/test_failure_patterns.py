@@ -16,9 +16,9 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.trainer.checkpoints import record
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.platforms.local.runs.choice import open_run
 from vlmpipe.runs.changed_settings import require_resumable
 from vlmpipe.runs.failure_patterns import Pattern, patterns
+from vlmpipe.runs.folders.choice import open_run
 from vlmpipe.trainer.checkpoint.commit import Checkpoint
 from vlmpipe.trainer.checkpoint.resume import require_same_run
 from vlmpipe.trainer.checkpoint.resume_rules import settings_of

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from vlmpipe.platforms.jobs.step_record import newest_checkpoint_step
-from vlmpipe.platforms.local.runs.marker import Marker
-from vlmpipe.platforms.local.runs.state import ATTEMPT_LINE, first_error, read_state
-from vlmpipe.platforms.local.runs.summary import RunReport, report_of
+from vlmpipe.runs.folders.marker import Marker
+from vlmpipe.runs.folders.newest_checkpoint import newest_checkpoint_step
+from vlmpipe.runs.folders.state import ATTEMPT_LINE, first_error, read_state
+from vlmpipe.runs.folders.summary import RunReport, report_of
 from vlmpipe.runs.live_view import PlainView, line_of, render, short_number
 from vlmpipe.runs.run_state import RunState, clock
 from vlmpipe.runs.steps import OPTIONAL, STEPS, Step

@@ -12,13 +12,13 @@ import pytest
 from tests.support.reports import make_run
 from tests.support.short_form import chosen
 from tests.support.special_files import INSTEAD
-from vlmpipe.platforms.local.runs.control import follow_logs, read_logs
-from vlmpipe.platforms.local.runs.diagnose import diagnose_folder
-from vlmpipe.platforms.local.runs.lock import is_running, lock_owner
-from vlmpipe.platforms.local.runs.marker import MARKER, all_markers
-from vlmpipe.platforms.local.runs.state import read_state
-from vlmpipe.platforms.local.runs.summary import report_of
+from vlmpipe.platforms.local.control import follow_logs, read_logs
 from vlmpipe.report.build import write_report
+from vlmpipe.runs.folders.diagnose import diagnose_folder
+from vlmpipe.runs.folders.lock import is_running, lock_owner
+from vlmpipe.runs.folders.marker import MARKER, all_markers
+from vlmpipe.runs.folders.state import read_state
+from vlmpipe.runs.folders.summary import report_of
 from vlmpipe.runs.stack_dumps import read_stall
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.storage.local import LocalStorage

@@ -15,7 +15,7 @@ from google.cloud.aiplatform_v1.types import custom_job as api
 
 from vlmpipe.config.sections.kubeflow import SHARED_MEMORY, KubeflowConfig
 from vlmpipe.job_spec.worker_pools import CHIEF_POOL, REDUCTION_SERVER_POOL
-from vlmpipe.platforms.local.jobs.environment import NODE_POOLS, processes_of, stop_grace_s
+from vlmpipe.platforms.jobs.pools import NODE_POOLS, processes_of, stop_grace_s
 from vlmpipe.trainer.errors import ConfigError
 
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from vlmpipe.platforms.jobs.job_failure import PERMANENT, rank_of_code
 from vlmpipe.platforms.kubeflow.jobs.manifest import NODE
-from vlmpipe.platforms.local.jobs.restart_policy import PERMANENT
-from vlmpipe.platforms.local.jobs.supervisor import rank_of_code
 
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 DEADLINE_EXCEEDED = "DeadlineExceeded"

@@ -5,13 +5,13 @@ Sources that may not be read become notes, not errors.
 
 from __future__ import annotations
 
-from vlmpipe.platforms.jobs.step_record import newest_checkpoint_step
 from vlmpipe.platforms.kubeflow.runs.client import KubeflowRuns
 from vlmpipe.platforms.kubeflow.runs.logs import PodLogs
 from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
 from vlmpipe.platforms.kubeflow.runs.status import KubeflowStatus, status_of
 from vlmpipe.records.stage_folders import STAGES_FOLDER
 from vlmpipe.runs.diagnosis import Diagnosis, Text, decide, last_lines, rank_ends
+from vlmpipe.runs.folders.newest_checkpoint import newest_checkpoint_step
 from vlmpipe.runs.steps import Step
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.records.step import step_file

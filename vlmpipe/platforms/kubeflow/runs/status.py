@@ -12,13 +12,13 @@ import kfp_server_api
 from vlmpipe.platforms.compiled_spec import compiled_root_uri, compiled_run_file, names_of_stages, run_file_of_text
 from vlmpipe.platforms.kubeflow.runs.client import OVER
 from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun
-from vlmpipe.platforms.local.runs.summary import result_lines, stage_lines
-from vlmpipe.platforms.local.runs.sweep import sweep_lines
 from vlmpipe.records.decision import Decision
 from vlmpipe.records.learning_curve import LearningCurve
 from vlmpipe.records.registered import Registered
 from vlmpipe.records.stage_folders import STAGES_FOLDER
 from vlmpipe.records.sweep_comparison import SweepComparison
+from vlmpipe.runs.folders.summary import result_lines, stage_lines
+from vlmpipe.runs.folders.sweep import sweep_lines
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.service_run import CLOCKS_APART_S, RunFiles, ServiceRun, read_files, record_of
 from vlmpipe.runs.steps import Step, step_of_record, steps_of, with_reused_stages, without_absent

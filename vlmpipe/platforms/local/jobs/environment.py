@@ -20,15 +20,13 @@ from google.protobuf import json_format
 from vlmpipe.job_spec.worker_pools import (
     CHIEF_POOL,
     REDUCTION_SERVER_IMAGE,
-    STOP_GRACE_VARIABLE,
-    WORKER_POOL,
 )
-from vlmpipe.platforms.local.jobs.inherited_environment import inherited_environment
+from vlmpipe.platforms.jobs.inherited_environment import inherited_environment
+from vlmpipe.platforms.jobs.pools import NODE_POOLS, processes_of, task_of
 from vlmpipe.trainer.preflight.bought import VARIABLE as BOUGHT_VARIABLE
 from vlmpipe.trainer.storage.base import join_uri
 
 HOST = "localhost"
-NODE_POOLS = (CHIEF_POOL, WORKER_POOL)  # replicas that train
 TF_ROLES = ("chief", "worker", "ps", "evaluator")  # by pool
 
 
@@ -91,29 +89,9 @@ def replica_environment(
     }
 
 
-def task_of(spec: api.WorkerPoolSpec) -> api.ContainerSpec | api.PythonPackageSpec:
-    """Specification of what a pool runs; both kinds have arguments and variables."""
-    return spec.python_package_spec if spec.python_package_spec.python_module else spec.container_spec
-
-
 def is_started(replica: Replica) -> bool:
     """Return whether the container runs on this machine: a Reduction Server needs the GPU nodes' network."""
     return REDUCTION_SERVER_IMAGE not in replica.spec.container_spec.image_uri
-
-
-def processes_of(spec: api.WorkerPoolSpec) -> int:
-    """Processes that the launcher starts on one replica of this pool (its --nproc-per-node)."""
-    args = list(task_of(spec).args)
-    processes = args[args.index("--nproc-per-node") + 1] if "--nproc-per-node" in args[:-1] else "auto"
-    return int(processes) if processes.isdigit() else max(1, spec.machine_spec.accelerator_count)
-
-
-def stop_grace_s(job: api.CustomJobSpec, usual_s: float) -> float:
-    """Seconds from the request to stop to a kill: the spec's, where that is more than usual."""
-    seconds = {variable.name: variable.value for variable in task_of(job.worker_pool_specs[0]).env}.get(
-        STOP_GRACE_VARIABLE, ""
-    )
-    return max(usual_s, float(seconds)) if seconds.isdigit() else usual_s
 
 
 def _threads(job: api.CustomJobSpec) -> int:

@@ -14,10 +14,10 @@ import psutil
 
 from vlmpipe.platforms.local.jobs.fault_spec import Event
 from vlmpipe.platforms.local.jobs.replica import Process
+from vlmpipe.runs.folders.fault_summary import FAULTS_FILE
 from vlmpipe.trainer.errors import ConfigError, UserError, os_errors
 from vlmpipe.trainer.storage.records import seal
 
-FAULTS_FILE = "faults.jsonl"  # in the run's folder
 POLL_S = 0.05
 
 

@@ -24,13 +24,12 @@ from vlmpipe.job_spec.forms import CustomJobSpec
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 from vlmpipe.platforms.jobs.job_failure import failure
+from vlmpipe.platforms.jobs.pools import processes_of, stop_grace_s
 from vlmpipe.platforms.jobs.step_record import recorded_job
 from vlmpipe.platforms.local.jobs.environment import (
     is_started,
-    processes_of,
     replica_environment,
     replicas,
-    stop_grace_s,
     take_addresses,
 )
 from vlmpipe.platforms.local.jobs.fault_injector import FaultInjector, FaultLog

@@ -6,10 +6,10 @@ import time
 from dataclasses import asdict, dataclass
 
 from vlmpipe.platforms.jobs.job_failure import meaning
-from vlmpipe.platforms.jobs.step_record import newest_checkpoint_step
 from vlmpipe.platforms.local.jobs.fault_injector import FaultLog
 from vlmpipe.platforms.local.jobs.restart_policy import Restart
 from vlmpipe.platforms.local.jobs.supervisor import Verdict
+from vlmpipe.runs.folders.newest_checkpoint import newest_checkpoint_step
 from vlmpipe.trainer.records.step import read_step
 from vlmpipe.trainer.storage.local import LocalStorage
 

@@ -12,17 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vlmpipe.trainer.errors import CAUSES, ConfigError, ExitCode
+from vlmpipe.platforms.step_context import FAULTS_VARIABLE, RETRIES_VARIABLE
+from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.types import custom_job as api
-
-# Set by `vlmpipe run` for the steps of a local run; never on Vertex AI.
-RETRIES_VARIABLE = "VLMPIPE_LOCAL_RETRIES"
-FAULTS_VARIABLE = "VLMPIPE_FAULTS"
-
-PERMANENT = CAUSES - {ExitCode.STALLED}
-"""Exit codes after which nothing is restarted: the next start would fail in the same way. A stall may pass."""
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from vlmpipe.platforms.jobs.job_failure import PERMANENT, rank_of_code
 from vlmpipe.platforms.jobs.signals import handling
 from vlmpipe.platforms.local.jobs.replica import Process
-from vlmpipe.platforms.local.jobs.restart_policy import PERMANENT, Budget, Restart, RestartPolicy
+from vlmpipe.platforms.local.jobs.restart_policy import Budget, Restart, RestartPolicy
 from vlmpipe.trainer.errors import CAUSES, ExitCode
 
 FINISH_S = 10.0  # for the others to finish on their own after the chief is done
@@ -238,12 +239,3 @@ class Supervisor:
         if code in CAUSES:
             return Verdict(code, process.name, process.last_error)
         return Verdict(ExitCode.PREEMPTED, process.name)
-
-
-def rank_of_code(code: int) -> int:
-    """Sort key of exit codes, the most informative first: a named cause, "resumable", a kill, any other, success."""
-    if code in CAUSES:
-        return 0
-    if code == ExitCode.PREEMPTED:
-        return 1
-    return 4 if code == 0 else 2 if code > 128 else 3

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmpipe.platforms.jobs.step_record import newest_checkpoint_step
-from vlmpipe.platforms.local.runs.fault_summary import restart_lines
 from vlmpipe.platforms.vertex.client import job_client, translate_errors
 from vlmpipe.platforms.vertex.retries import send_request
 from vlmpipe.platforms.vertex.runs.client import VIEWER, Runs
@@ -22,6 +20,8 @@ from vlmpipe.platforms.vertex.runs.names import Address
 from vlmpipe.platforms.vertex.runs.status import JOB_STEPS, VertexStatus, named_code, status_of
 from vlmpipe.records.stage_folders import STAGES_FOLDER
 from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends
+from vlmpipe.runs.folders.fault_summary import restart_lines
+from vlmpipe.runs.folders.newest_checkpoint import newest_checkpoint_step
 from vlmpipe.runs.service_run import json_object
 from vlmpipe.runs.stack_dumps import FOLDER as STACKS
 from vlmpipe.runs.stack_dumps import Stall, read_stall

@@ -15,9 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from vlmpipe.job_spec.build import JOBS, step_of
 from vlmpipe.planner.spending.approval import dollars
 from vlmpipe.platforms.jobs.finished_program import FINISHED, LINGERS_S
-from vlmpipe.platforms.local.runs.fault_summary import restart_lines
-from vlmpipe.platforms.local.runs.summary import result_lines, stage_lines
-from vlmpipe.platforms.local.runs.sweep import sweep_lines
 from vlmpipe.platforms.vertex.runs.client import OVER, run_uri_of_job, stages_of_job, state_of
 from vlmpipe.platforms.vertex.runs.names import Address
 from vlmpipe.records.decision import Decision
@@ -28,6 +25,9 @@ from vlmpipe.records.stage_folders import STAGES_FOLDER
 from vlmpipe.records.sweep_comparison import SweepComparison
 from vlmpipe.runs.capacity_attempts import waiting_message
 from vlmpipe.runs.failure_patterns import Hit, hits
+from vlmpipe.runs.folders.fault_summary import restart_lines
+from vlmpipe.runs.folders.summary import result_lines, stage_lines
+from vlmpipe.runs.folders.sweep import sweep_lines
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.service_run import CLOCKS_APART_S, RunFiles, ServiceRun, read_files, record_of
 from vlmpipe.runs.steps import EARLIER, Step, step_of_record, steps_of, with_reused_stages, without_absent

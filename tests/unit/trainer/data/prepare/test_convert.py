@@ -21,7 +21,7 @@ from tests.support.gcs import QUICK_RETRY
 from tests.support.paths import ROOT
 from vlmpipe.cli.app import app
 from vlmpipe.report.samples import PreparedImages
-from vlmpipe.runs.file_check import check_files
+from vlmpipe.runs.folders.file_check import check_files
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare import convert as module
 from vlmpipe.trainer.data.prepare.convert import convert

@@ -18,7 +18,7 @@ from vlmpipe.cli.notebook import display
 from vlmpipe.cli.notebook.display import FORMS, LARGEST_PAGE, show_in_notebooks
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.planner.plan import plan_run
-from vlmpipe.platforms.local.runs.summary import report_of
+from vlmpipe.runs.folders.summary import report_of
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tests.support.command_line import Vlmpipe
 from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.cli.runs.curve import _curve_of, _shares
 from vlmpipe.pipelines.compile import compile_pipeline
-from vlmpipe.platforms.local.runs.marker import require_marker
+from vlmpipe.runs.folders.marker import require_marker
 from vlmpipe.runs.submitted import RunRecord, continue_with
 from vlmpipe.trainer.errors import ConfigError, ExitCode
 
@@ -108,7 +108,7 @@ def test_the_command_that_is_printed_for_a_stopped_curve_continues_it(
     vlmpipe: Vlmpipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped = [sys.executable, "-c", f"raise SystemExit({int(ExitCode.INTERRUPTED)})"]
-    monkeypatch.setattr("vlmpipe.pipelines.local_process.pipeline_command", lambda *_, **__: stopped)
+    monkeypatch.setattr("vlmpipe.platforms.local.process.pipeline_command", lambda *_, **__: stopped)
     given = ["train.epochs=2", f"output.root_uri={tmp_path}", "--shares", "10,50,100", "--seeds", "2"]
     first = vlmpipe("curve", DIGITS, *given)
     command = re.search(r"to continue: +(.*)", first.out)

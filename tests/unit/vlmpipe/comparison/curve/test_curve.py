@@ -12,8 +12,8 @@ from tests.support.short_form import WHOLE
 from vlmpipe.comparison.curve.curve import curve_of, fitted_laws, hidden, points_of, predicted
 from vlmpipe.comparison.curve.page import curve_section
 from vlmpipe.comparison.sweep.results import SweepResults, Training
-from vlmpipe.platforms.local.runs.curve import curve_lines
 from vlmpipe.records.learning_curve import LearningCurve, TrainingCost
+from vlmpipe.runs.folders.curve import curve_lines
 from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.sweep import SHARE, Sweep, SweepVariant
 

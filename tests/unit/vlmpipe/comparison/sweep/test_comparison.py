@@ -13,8 +13,8 @@ import pytest
 from vlmpipe.comparison.sweep.comparison import compared
 from vlmpipe.comparison.sweep.page import build_page
 from vlmpipe.comparison.sweep.results import Key, SweepResults, Training
-from vlmpipe.platforms.local.runs.sweep import comparison_lines
 from vlmpipe.records.sweep_comparison import SweepComparison
+from vlmpipe.runs.folders.sweep import comparison_lines
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.records.sweep import Claim, Sweep, SweepVariant

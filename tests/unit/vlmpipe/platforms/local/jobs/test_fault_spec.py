@@ -15,21 +15,20 @@ from tests.support.paths import ROOT
 from vlmpipe.cli import app as cli
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.pipelines import local_runner as local
-from vlmpipe.pipelines.local_process import pipeline_command
+from vlmpipe.platforms.jobs.job_failure import PERMANENT
 from vlmpipe.platforms.local.jobs.fault_spec import EXAMPLES, Event, parse_faults, random_events
 from vlmpipe.platforms.local.jobs.restart_policy import (
-    FAULTS_VARIABLE,
-    PERMANENT,
     PLATFORM,
-    RETRIES_VARIABLE,
     Budget,
     RestartPolicy,
     restart_policy,
 )
-from vlmpipe.platforms.local.runs.fault_summary import fault_lines, read_faults
-from vlmpipe.platforms.local.runs.marker import Marker
-from vlmpipe.platforms.local.runs.run import LocalRun
-from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
+from vlmpipe.platforms.local.process import pipeline_command
+from vlmpipe.platforms.step_context import FAULTS_VARIABLE, RETRIES_VARIABLE
+from vlmpipe.runs.folders.fault_summary import fault_lines, read_faults
+from vlmpipe.runs.folders.marker import Marker
+from vlmpipe.runs.folders.run import LocalRun
+from vlmpipe.runs.folders.stages import RUN_FILE_COPY
 from vlmpipe.trainer.errors import CAUSES, ConfigError, ExitCode
 
 

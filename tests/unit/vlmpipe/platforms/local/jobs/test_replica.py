@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from vlmpipe.platforms.jobs.inherited_environment import inherited_environment
 from vlmpipe.platforms.local.jobs import replica
-from vlmpipe.platforms.local.jobs.inherited_environment import inherited_environment
 from vlmpipe.platforms.local.jobs.replica import Process
 from vlmpipe.trainer.errors import ExitCode
 from vlmpipe.trainer.redaction import hiding_secrets

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vlmpipe.platforms.local.runs.marker import Marker, run_argument
-from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.records.decision import Decision
 from vlmpipe.records.learning_curve import LearningCurve
 from vlmpipe.records.stage_folders import path_in
+from vlmpipe.runs.folders.marker import Marker, run_argument
+from vlmpipe.runs.folders.stages import RUN_FILE_COPY
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import read_record_file
 

@@ -10,10 +10,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmpipe.platforms.local.runs.lock import is_running, take_lock
-from vlmpipe.platforms.local.runs.marker import Marker, all_markers, run_argument
-from vlmpipe.platforms.local.runs.run import RUN_ID, LocalRun, require_runs_folder
-from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY, stage_folders
+from vlmpipe.runs.folders.lock import is_running, take_lock
+from vlmpipe.runs.folders.marker import Marker, all_markers, run_argument
+from vlmpipe.runs.folders.run import RUN_ID, LocalRun, require_runs_folder
+from vlmpipe.runs.folders.stages import RUN_FILE_COPY, stage_folders
 from vlmpipe.trainer.errors import ConfigError, UserError, os_errors
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import read_record_file, write_record

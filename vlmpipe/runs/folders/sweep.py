@@ -6,9 +6,9 @@ import math
 import operator
 from pathlib import Path
 
-from vlmpipe.platforms.local.runs.curve import curve_lines
 from vlmpipe.records.learning_curve import LearningCurve
 from vlmpipe.records.sweep_comparison import SweepComparison
+from vlmpipe.runs.folders.curve import curve_lines
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.records.step import read_step, step_file
 from vlmpipe.trainer.records.sweep import JOB_STEP, Outcome, Sweep, SweepTraining

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from vlmpipe.platforms.local.runs.lock import name_in_lock
-from vlmpipe.platforms.local.runs.marker import Marker
-from vlmpipe.platforms.local.runs.state import read_state
+from vlmpipe.runs.folders.lock import name_in_lock
+from vlmpipe.runs.folders.marker import Marker
+from vlmpipe.runs.folders.state import read_state
 from vlmpipe.runs.run_state import STOPPED, RunState
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, from_os_error, os_errors
 from vlmpipe.trainer.storage.base import TEMPORARY_PREFIX, join_uri

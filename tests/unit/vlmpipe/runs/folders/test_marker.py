@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from vlmpipe.platforms.local.runs.marker import MARKER, Marker, read_marker
+from vlmpipe.runs.folders.marker import MARKER, Marker, read_marker
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.storage.records import seal
 

@@ -10,13 +10,13 @@ import shlex
 import time
 from pathlib import Path
 
-from vlmpipe.platforms.local.runs.fault_summary import read_faults
-from vlmpipe.platforms.local.runs.lock import is_running
-from vlmpipe.platforms.local.runs.marker import MARKER, read_marker
-from vlmpipe.platforms.local.runs.run import LOG
-from vlmpipe.platforms.local.runs.stages import stage_folders
-from vlmpipe.platforms.local.runs.state import ATTEMPT_LINE, read_state
 from vlmpipe.runs.diagnosis import STALL_IDS, Diagnosis, Text, decide, last_lines, rank_ends, warnings
+from vlmpipe.runs.folders.fault_summary import read_faults
+from vlmpipe.runs.folders.lock import is_running
+from vlmpipe.runs.folders.marker import MARKER, read_marker
+from vlmpipe.runs.folders.run import LOG
+from vlmpipe.runs.folders.stages import stage_folders
+from vlmpipe.runs.folders.state import ATTEMPT_LINE, read_state
 from vlmpipe.runs.run_state import STOPPED
 from vlmpipe.runs.stack_dumps import read_stall
 from vlmpipe.runs.steps import Step

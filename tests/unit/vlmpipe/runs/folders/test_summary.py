@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.runs_root import write_run
-from vlmpipe.platforms.local.runs.summary import evaluation_lines, report_of
+from vlmpipe.runs.folders.summary import evaluation_lines, report_of
 from vlmpipe.trainer.records.evaluation import Evaluation
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record

@@ -14,11 +14,11 @@ from typing import TextIO
 
 import psutil
 
-from vlmpipe.platforms.local.runs.lock import is_running, lock_holders, lock_owner, stopper
-from vlmpipe.platforms.local.runs.marker import run_argument
-from vlmpipe.platforms.local.runs.run import LOG
-from vlmpipe.platforms.local.runs.stages import stage_folders
-from vlmpipe.platforms.local.runs.summary import RunReport
+from vlmpipe.runs.folders.lock import is_running, lock_holders, lock_owner, stopper
+from vlmpipe.runs.folders.marker import run_argument
+from vlmpipe.runs.folders.run import LOG
+from vlmpipe.runs.folders.stages import stage_folders
+from vlmpipe.runs.folders.summary import RunReport
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
 from vlmpipe.trainer.storage.regular_files import open_regular
 

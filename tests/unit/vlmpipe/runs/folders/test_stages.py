@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from vlmpipe.cli.runs.watching import leave
-from vlmpipe.platforms.local.runs.control import log_files, read_logs
-from vlmpipe.platforms.local.runs.diagnose import diagnose_folder
-from vlmpipe.platforms.local.runs.marker import Marker
-from vlmpipe.platforms.local.runs.state import read_state
-from vlmpipe.platforms.local.runs.summary import report_of
-from vlmpipe.runs.file_check import check_files
+from vlmpipe.platforms.local.control import log_files, read_logs
+from vlmpipe.runs.folders.diagnose import diagnose_folder
+from vlmpipe.runs.folders.file_check import check_files
+from vlmpipe.runs.folders.marker import Marker
+from vlmpipe.runs.folders.state import read_state
+from vlmpipe.runs.folders.summary import report_of
 from vlmpipe.runs.live_view import PlainView
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.steps import OF_THE_RUN, OPTIONAL, STEPS

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vlmpipe.platforms.local.runs.stages import is_sweep, stage_folders
+from vlmpipe.runs.folders.stages import is_sweep, stage_folders
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.steps import (
     DECIDING,
@@ -91,7 +91,7 @@ def _step(folder: Path, name: str, now_s: float, since_s: float) -> Step:
 
 def _step_of_sweep(folder: Path, name: str, now_s: float, since_s: float) -> Step:
     """A step of a sweep, of which several run side by side: their sum."""
-    from vlmpipe.platforms.local.runs.sweep import sweep_records, work_done
+    from vlmpipe.runs.folders.sweep import sweep_records, work_done
 
     paths, outcomes, trainings = sweep_records(folder, name)
     if not paths:

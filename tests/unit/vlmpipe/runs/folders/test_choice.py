@@ -14,10 +14,10 @@ import pytest
 from tests.support.paths import ROOT
 from tests.support.trainer.gone_fields import with_gone
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.platforms.local.runs import choice
-from vlmpipe.platforms.local.runs.choice import Choice, choose_run, new_run, open_run
-from vlmpipe.platforms.local.runs.marker import Marker
-from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
+from vlmpipe.runs.folders import choice
+from vlmpipe.runs.folders.choice import Choice, choose_run, new_run, open_run
+from vlmpipe.runs.folders.marker import Marker
+from vlmpipe.runs.folders.stages import RUN_FILE_COPY
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import read_record, write_record

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from vlmpipe.platforms.local.jobs.fault_injector import FAULTS_FILE
-from vlmpipe.platforms.local.runs.stages import stage_folders
+from vlmpipe.runs.folders.stages import stage_folders
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import read_lines
 
+FAULTS_FILE = "faults.jsonl"  # in the folder of a stage
 NAMES = {"preempt": "preemption", "kill": "kill", "stop": "stop of a node"}
 
 

@@ -11,13 +11,12 @@ from dataclasses import replace
 from datetime import datetime
 from types import FrameType
 
-from vlmpipe.pipelines.local_runner import GRACE_S
+from vlmpipe.platforms.jobs.inherited_environment import inherited_environment
 from vlmpipe.platforms.jobs.signals import handling, in_main_thread
-from vlmpipe.platforms.local.jobs.inherited_environment import inherited_environment
 from vlmpipe.platforms.local.jobs.subreaper import run_in_subreaper
-from vlmpipe.platforms.local.runs.run import LocalRun
-from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
-from vlmpipe.platforms.local.runs.state import ATTEMPT_LINE
+from vlmpipe.runs.folders.run import LocalRun
+from vlmpipe.runs.folders.stages import RUN_FILE_COPY
+from vlmpipe.runs.folders.state import ATTEMPT_LINE
 from vlmpipe.runs.live_view import View
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.runs.steps import SteadyClocks
@@ -25,6 +24,7 @@ from vlmpipe.trainer.errors import CAUSES, ExitCode, UserError, os_errors, print
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
 
+GRACE_S = 60.0  # from SIGTERM to SIGKILL: longer than a job's own, so that its checkpoint and the report are written
 POLL_S = 1.0  # clocks on the screen count seconds
 DIAGNOSIS = "diagnosis.json"  # which the report shows
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -152,8 +152,8 @@ def _report_cause(run: LocalRun) -> None:
     """Write the diagnosis beside the run's records and into its report. What prevents it is printed, and no failure."""
     if not (run.folder / "run.json").is_file():
         return
-    from vlmpipe.platforms.local.runs.diagnose import diagnose_folder
     from vlmpipe.report.build import write_report
+    from vlmpipe.runs.folders.diagnose import diagnose_folder
 
     try:
         write_record(LocalStorage(run.folder), DIAGNOSIS, diagnose_folder(run.folder).as_json(), indent=1)

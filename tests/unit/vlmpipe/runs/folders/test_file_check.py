@@ -17,7 +17,7 @@ from tests.support.reports import make_run, write_export
 from tests.support.short_form import chosen
 from tests.support.special_files import INSTEAD
 from vlmpipe.registry.release import decide_run, register_run
-from vlmpipe.runs.file_check import check_files
+from vlmpipe.runs.folders.file_check import check_files
 from vlmpipe.trainer.errors import DataError
 from vlmpipe.trainer.feature_cache.store import write_shard
 from vlmpipe.trainer.monitoring.metrics_writer import MetricsLog

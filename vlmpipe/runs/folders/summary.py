@@ -8,19 +8,19 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from vlmpipe.platforms.jobs.step_record import newest_checkpoint_step
-from vlmpipe.platforms.local.runs.fault_summary import fault_lines, read_faults, restart_lines
-from vlmpipe.platforms.local.runs.lock import is_running
-from vlmpipe.platforms.local.runs.marker import MARKER, Marker, all_markers, require_marker
-from vlmpipe.platforms.local.runs.next_commands import next_commands
-from vlmpipe.platforms.local.runs.run import LOG
-from vlmpipe.platforms.local.runs.stages import is_sweep, stage_folders
-from vlmpipe.platforms.local.runs.state import first_error, read_state, read_tail, results_folder
-from vlmpipe.platforms.local.runs.sweep import sweep_lines
 from vlmpipe.records.decision import Decision
 from vlmpipe.records.learning_curve import LearningCurve
 from vlmpipe.records.registered import Registered
 from vlmpipe.records.sweep_comparison import SweepComparison
+from vlmpipe.runs.folders.fault_summary import fault_lines, read_faults, restart_lines
+from vlmpipe.runs.folders.lock import is_running
+from vlmpipe.runs.folders.marker import MARKER, Marker, all_markers, require_marker
+from vlmpipe.runs.folders.newest_checkpoint import newest_checkpoint_step
+from vlmpipe.runs.folders.next_commands import next_commands
+from vlmpipe.runs.folders.run import LOG
+from vlmpipe.runs.folders.stages import is_sweep, stage_folders
+from vlmpipe.runs.folders.state import first_error, read_state, read_tail, results_folder
+from vlmpipe.runs.folders.sweep import sweep_lines
 from vlmpipe.runs.run_state import RunState, clock
 from vlmpipe.trainer.config.benchmarks import TITLES
 from vlmpipe.trainer.errors import ExitCode, UserError

@@ -18,14 +18,14 @@ import pytest
 from tests.support.paths import ROOT
 from vlmpipe.api import run as run_whole
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.pipelines.local_process import PipelineProcess, execute
-from vlmpipe.platforms.jobs.step_record import newest_checkpoint_step
-from vlmpipe.platforms.local.runs import control as local_control
-from vlmpipe.platforms.local.runs.choice import open_run
-from vlmpipe.platforms.local.runs.lock import is_running
-from vlmpipe.platforms.local.runs.marker import read_marker
-from vlmpipe.platforms.local.runs.run import LocalRun, require_writable
-from vlmpipe.platforms.local.runs.summary import report_of
+from vlmpipe.platforms.local import control as local_control
+from vlmpipe.platforms.local.process import PipelineProcess, execute
+from vlmpipe.runs.folders.choice import open_run
+from vlmpipe.runs.folders.lock import is_running
+from vlmpipe.runs.folders.marker import read_marker
+from vlmpipe.runs.folders.newest_checkpoint import newest_checkpoint_step
+from vlmpipe.runs.folders.run import LocalRun, require_writable
+from vlmpipe.runs.folders.summary import report_of
 from vlmpipe.runs.run_state import RunState
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -130,7 +130,7 @@ def test_an_output_folder_that_cannot_be_written_is_refused(
     def make(**_: object) -> None:
         raise OSError(number, os.strerror(number), str(tmp_path))
 
-    monkeypatch.setattr("vlmpipe.platforms.local.runs.run.tempfile.TemporaryDirectory", make)
+    monkeypatch.setattr("vlmpipe.runs.folders.run.tempfile.TemporaryDirectory", make)
     with pytest.raises(UserError, match=rf"nothing can be made in {tmp_path}: {os.strerror(number)}") as caught:
         require_writable(tmp_path / "runs" / "deep")
     assert caught.value.code == code
@@ -310,10 +310,10 @@ def test_a_request_to_stop_before_the_start_stops_the_run(
 # `vlmpipe run`, with the one-step pipeline above.
 PROGRAM = """
 import sys
-from vlmpipe.pipelines.local_process import execute
+from vlmpipe.platforms.local.process import execute
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.runs.live_view import view_for
-from vlmpipe.platforms.local.runs.choice import open_run
+from vlmpipe.runs.folders.choice import open_run
 file, root, pipeline, what = sys.argv[1:]
 run = open_run(load_run_file(file, [f"output.root_uri={root}"]), ["c.yaml"], run_id="mine")
 sys.exit(execute(run, view_for(plain=True, say=print), [sys.executable, "-c", pipeline, str(run.folder), what]))
@@ -354,7 +354,7 @@ def test_orphans_that_do_not_end_are_named_and_cancel_ends_them(
     config: RunConfig, killed: Callable[[str], tuple[Path, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, pid = killed("deaf")
-    monkeypatch.setattr("vlmpipe.platforms.local.runs.lock.ORPHANS_MAX_S", 1.0)
+    monkeypatch.setattr("vlmpipe.runs.folders.lock.ORPHANS_MAX_S", 1.0)
     said = list[str]()
     with pytest.raises(UserError, match=r"have not ended in 1 s: \d+") as caught:
         open_run(config, ARGUMENTS, run_id="mine", say=said.append)

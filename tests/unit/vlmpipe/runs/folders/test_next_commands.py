@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.support.runs_root import write_run
-from vlmpipe.platforms.local.runs.marker import Marker, require_marker
-from vlmpipe.platforms.local.runs.next_commands import next_commands
-from vlmpipe.platforms.local.runs.stages import RUN_FILE_COPY
 from vlmpipe.records.decision import Check, Decision
+from vlmpipe.runs.folders.marker import Marker, require_marker
+from vlmpipe.runs.folders.next_commands import next_commands
+from vlmpipe.runs.folders.stages import RUN_FILE_COPY
 from vlmpipe.trainer.storage.local import LocalStorage
 from vlmpipe.trainer.storage.records import write_record
 

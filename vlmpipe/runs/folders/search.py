@@ -7,8 +7,8 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmpipe.platforms.local.runs.lock import is_running, stopper
-from vlmpipe.platforms.searches import SEARCH_FILE, TABLE, SearchStatus, Trial, ranked
+from vlmpipe.runs.folders.lock import is_running, stopper
+from vlmpipe.runs.searches import SEARCH_FILE, TABLE, SearchStatus, Trial, ranked
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage.base import join_uri
 from vlmpipe.trainer.storage.records import read_record_file

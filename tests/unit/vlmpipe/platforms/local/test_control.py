@@ -10,9 +10,9 @@ import pytest
 
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.platforms.local.runs import control as local_control
-from vlmpipe.platforms.local.runs.choice import open_run
-from vlmpipe.platforms.local.runs.summary import report_of
+from vlmpipe.platforms.local import control as local_control
+from vlmpipe.runs.folders.choice import open_run
+from vlmpipe.runs.folders.summary import report_of
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
 ARGUMENTS = ["configs/digits.yaml", "train.epochs=2"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmpipe.platforms.local.runs.sweep import work_done
+from vlmpipe.runs.folders.sweep import work_done
 from vlmpipe.trainer.records.step import StepRecord
 from vlmpipe.trainer.records.sweep import Outcome, Sweep, SweepTraining, SweepVariant
 from vlmpipe.trainer.storage import open_storage

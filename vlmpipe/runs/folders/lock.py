@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from vlmpipe.platforms.local.runs.marker import run_argument
+from vlmpipe.runs.folders.marker import run_argument
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.storage.base import cache_folder
 from vlmpipe.trainer.storage.file_systems import NO_LOCKS
