@@ -15,6 +15,8 @@ from vlmpipe.components.runtime.resolve import resolve
 from vlmpipe.components.runtime.step_logic import point_to_features
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.labels import require_labels
+from vlmpipe.google_cloud.bucket_checks import require_buckets
+from vlmpipe.google_cloud.client import Place, endpoint, job_client
 from vlmpipe.job_spec.build import job_settings, job_spec
 from vlmpipe.job_spec.check import check_jobs
 from vlmpipe.job_spec.file import SpecFile, read_spec_file
@@ -22,8 +24,6 @@ from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.planner.plan import plan_run
 from vlmpipe.planner.spending.approval import Spending, fail_on_error, reasons_to_confirm, require_approval, spending_of
 from vlmpipe.platforms.jobs.packages import for_vertex, upload
-from vlmpipe.platforms.vertex.bucket_checks import require_buckets
-from vlmpipe.platforms.vertex.client import Place, endpoint, job_client
 from vlmpipe.platforms.vertex.jobs.custom_job import JobSubmission
 from vlmpipe.platforms.vertex.requirements import require_reached_files, require_vertex
 from vlmpipe.platforms.vertex.run import RunOnVertex

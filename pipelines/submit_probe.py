@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.google_cloud.bucket_checks import require_buckets
+from vlmpipe.google_cloud.client import Place, endpoint, job_client
 from vlmpipe.job_spec.build import job_settings
 from vlmpipe.job_spec.check import check_job_spec
 from vlmpipe.job_spec.forms import CustomJobSpec
@@ -16,8 +18,6 @@ from vlmpipe.pipelines.submit_job import SubmittedJob, record_job
 from vlmpipe.planner.spending.approval import Approved, Spending, reasons_to_confirm, require_approval
 from vlmpipe.planner.spending.probe import plan_line, probe_plan, probe_spending
 from vlmpipe.platforms.jobs.packages import for_vertex, upload
-from vlmpipe.platforms.vertex.bucket_checks import require_buckets
-from vlmpipe.platforms.vertex.client import Place, endpoint, job_client
 from vlmpipe.platforms.vertex.jobs.custom_job import JobSubmission
 from vlmpipe.platforms.vertex.requirements import require_vertex
 from vlmpipe.platforms.vertex.submit import require_own_project

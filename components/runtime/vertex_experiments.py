@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from vlmpipe.components.runtime.step_logic import RESULT_OF, job_metrics
 from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.config.sections.gcp import GcpConfig
-from vlmpipe.platforms.vertex.client import Place, credentials_for, endpoint, translate_errors
+from vlmpipe.google_cloud.client import Place, credentials_for, endpoint, translate_errors
 from vlmpipe.records.decision import Decision
 from vlmpipe.runs.ending import Outcome
 from vlmpipe.trainer.errors import UserError

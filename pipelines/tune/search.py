@@ -216,9 +216,9 @@ def submit_search(search: Search, approved: Approved) -> api.HyperparameterTunin
     """Start the search on Vertex AI, once, also if an answer is lost."""
     from google.cloud.aiplatform_v1 import types as api
 
-    from vlmpipe.platforms.vertex.client import Place, job_client, translate_errors
+    from vlmpipe.google_cloud.client import Place, job_client, translate_errors
+    from vlmpipe.google_cloud.retries import PASSING, list_all, send_once
     from vlmpipe.platforms.vertex.pipeline_job import SUBMISSION_LABEL
-    from vlmpipe.platforms.vertex.retries import PASSING, list_all, send_once
 
     token, place = secrets.token_hex(8), Place.of(search.config)
     job, client = tuning_job(search, token=token), job_client(place.location)

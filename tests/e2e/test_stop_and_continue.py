@@ -25,7 +25,7 @@ from tests.support.short_form import WHOLE
 from tests.support.terminal import VLMPIPE, Answer, Terminal
 from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
+from vlmpipe.google_cloud.client import ENDPOINT_VARIABLE
 from vlmpipe.prove.laws import LAWS
 from vlmpipe.rehearsal.serve import rehearsal
 

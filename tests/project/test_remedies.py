@@ -24,7 +24,7 @@ MODULES = (
     *sorted((ROOT / "trainer/preflight").glob("*.py")),
     *sorted((ROOT / "vlmpipe/doctor").glob("*.py")),
     *(ROOT / name for name in ("trainer/distributed/nccl_plugin.py", "trainer/storage/hub/client.py")),
-    *(ROOT / name for name in ("trainer/secret_manager.py", "vlmpipe/platforms/vertex/client.py")),
+    *(ROOT / name for name in ("trainer/secret_manager.py", "vlmpipe/google_cloud/client.py")),
 )
 LOGIN = "gcloud auth application-default login"
 OLDER = (

@@ -14,7 +14,7 @@ PROGRAM = """
 from google.auth.credentials import AnonymousCredentials
 
 from tests.support.pipelines.golden_pipelines import outline
-from vlmpipe.platforms.vertex import client
+from vlmpipe.google_cloud import client
 from vlmpipe.platforms.vertex.jobs import capacity_fallback
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.registry import vertex as vertex

@@ -28,8 +28,8 @@ from vlmpipe.cli.mcp import command as mcp_command
 from vlmpipe.cli.output import begin, doing, errors_as_json, print_error, print_json, print_lines, to_stderr
 from vlmpipe.cli.runs import compare, curve, folder, logs, status
 from vlmpipe.cli.skill import command as skill_command
+from vlmpipe.google_cloud.client import ENDPOINT_VARIABLE
 from vlmpipe.platforms.table import DEFAULT, platform_of
-from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.trainer import __version__
 from vlmpipe.trainer.errors import (
     DEBUG_VARIABLE,

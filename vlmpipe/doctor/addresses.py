@@ -17,9 +17,9 @@ from vlmpipe.config.run_config import RunConfig
 from vlmpipe.doctor import remedies
 from vlmpipe.doctor.google_api import TIMEOUT_S, CannotSee
 from vlmpipe.doctor.rows import Row, missing, ok, unseen
-from vlmpipe.platforms.vertex.bucket_checks import READ_AT_STARTS, buckets_of, lies_in
-from vlmpipe.platforms.vertex.bucket_checks import Named as NearBucket
-from vlmpipe.platforms.vertex.client import no_credentials, reason_of
+from vlmpipe.google_cloud.bucket_checks import READ_AT_STARTS, buckets_of, lies_in
+from vlmpipe.google_cloud.bucket_checks import Named as NearBucket
+from vlmpipe.google_cloud.client import no_credentials, reason_of
 from vlmpipe.trainer.errors import UserError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from vlmpipe.doctor import remedies
-from vlmpipe.platforms.vertex.client import SCOPE, no_credentials, reason_of
+from vlmpipe.google_cloud.client import SCOPE, no_credentials, reason_of
 
 if TYPE_CHECKING:
     import requests

@@ -27,8 +27,8 @@ from google.cloud.aiplatform_v1 import types as api
 from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.config.sections.output import ServingConfig
 from vlmpipe.config.serving_container import container_of
-from vlmpipe.platforms.vertex.client import Place, model_client, operations_client, translate_errors
-from vlmpipe.platforms.vertex.retries import PASSING, list_all, send_once, send_request
+from vlmpipe.google_cloud.client import Place, model_client, operations_client, translate_errors
+from vlmpipe.google_cloud.retries import PASSING, list_all, send_once, send_request
 from vlmpipe.registry.folder import Candidate, Entry, Export, copy_quantized, overtaken
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage

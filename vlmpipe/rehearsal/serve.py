@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from google.cloud.aiplatform_v1.types import PipelineJob
 
 from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.google_cloud.bucket_checks import buckets_of
+from vlmpipe.google_cloud.client import ENDPOINT_VARIABLE
+from vlmpipe.platforms.compiled_spec import compiled_run_file, names_of_stages
 from vlmpipe.platforms.example_values import EXAMPLE_PROJECT
-from vlmpipe.platforms.vertex.bucket_checks import buckets_of
-from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
-from vlmpipe.platforms.vertex.requirements import require_vertex
-from vlmpipe.platforms.vertex.runs.client import stages_of_job
+from vlmpipe.platforms.table import platform_of
 from vlmpipe.rehearsal.gcs_server import GcsServer
 from vlmpipe.rehearsal.vertex.scripted_runs import DONE, TRAINING, Move, tasks_of
 from vlmpipe.rehearsal.vertex.server import VertexServer
@@ -32,7 +32,7 @@ class SelfMovingVertex(VertexServer):
 
     def create(self, parent: str, job_id: str, body: bytes) -> PipelineJob:
         job = super().create(parent, job_id, body)
-        self.runs.moves[job_id] = moves_of(stages_of_job(job), tasks_of(job))
+        self.runs.moves[job_id] = moves_of(names_of_stages(compiled_run_file(job.pipeline_spec)), tasks_of(job))
         return job
 
 
@@ -77,7 +77,7 @@ class Rehearsal:
 @contextlib.contextmanager
 def rehearsal(config: RunConfig) -> Iterator[Rehearsal]:
     """For the run file's project, location and buckets. Raises ConfigError for one that cannot run on Vertex AI."""
-    require_vertex(config)
+    platform_of("vertex").check(config)
     buckets = [named.bucket for named in buckets_of(config)]
     vertex = SelfMovingVertex(config.gcp.project, config.gcp.location)
     with vertex, GcsServer(buckets) as gcs:

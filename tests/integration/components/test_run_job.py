@@ -19,9 +19,9 @@ from tests.support.paths import ROOT
 from tests.support.trainer.tiny_runs import TINY
 from vlmpipe.components.jobs.run_job import run_job
 from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.google_cloud import retries
+from vlmpipe.google_cloud.client import ENDPOINT_VARIABLE
 from vlmpipe.job_spec.build import worker_pools
-from vlmpipe.platforms.vertex import retries
-from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.platforms.vertex.jobs import capacity_fallback
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
 from vlmpipe.trainer.config.job import RunPaths

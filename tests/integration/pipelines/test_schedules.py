@@ -18,11 +18,11 @@ from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.short_form import chosen
 from tests.support.vertex.submit_runs import CHEAP, DEAR, RED, Submit, running_vertex, scheduler
 from vlmpipe.config.run_config import RunConfig
+from vlmpipe.google_cloud.client import schedule_client
 from vlmpipe.pipelines import schedule as schedule_plan
 from vlmpipe.pipelines import submit
 from vlmpipe.pipelines.compile import Compiled, compile_pipeline
 from vlmpipe.planner.spending.approval import Approved, Spending
-from vlmpipe.platforms.vertex.client import schedule_client
 from vlmpipe.platforms.vertex.schedules import VertexSchedule, VertexSchedules
 from vlmpipe.rehearsal.vertex.messages import Call, Json
 from vlmpipe.rehearsal.vertex.schedules import Schedules

@@ -15,10 +15,10 @@ from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.search_runs import DIGITS, PRECISION, RATE, ROWS, config, opened
 from tests.support.vertex.submit_runs import APPROVED, Submit, commander
+from vlmpipe.google_cloud import retries
+from vlmpipe.google_cloud.client import ENDPOINT_VARIABLE
 from vlmpipe.pipelines.tune.search import Search, SearchStoppedError, run_search, submit_search, unfinished_search
 from vlmpipe.platforms.local.jobs import job as local_job
-from vlmpipe.platforms.vertex import retries
-from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.runs.submitted import RunRecord
 from vlmpipe.trainer.errors import ExitCode, UserError
 from vlmpipe.trainer.monitoring.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE

@@ -24,8 +24,8 @@ from tests.support.terminal import Terminal
 from tests.support.vertex.submit_runs import CONFIG, DEAR, MINE, RED, Submit, running_vertex, submitter
 from vlmpipe.cli.skill.effects import load_effects
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.google_cloud.client import ENDPOINT_VARIABLE
 from vlmpipe.platforms.vertex import pipeline_job as vertex_job
-from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.rehearsal.serve import rehearsal
 from vlmpipe.rehearsal.vertex.server import BILLING_LABEL
 from vlmpipe.runs import submitted, watch

@@ -14,7 +14,7 @@ from google.auth.exceptions import RefreshError
 
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.submit_runs import MINE, Submit, running_vertex, submitter
-from vlmpipe.platforms.vertex import client as vertex_api
+from vlmpipe.google_cloud import client as vertex_api
 from vlmpipe.platforms.vertex import submit
 
 

@@ -21,11 +21,12 @@ from tests.fakes.vertex.templates import API, FILES, TOKEN, Token, redirect
 from tests.support.command_line import Answer
 from tests.support.vertex.submit_runs import CHEAP, CONFIG, MINE, Submit, commander, running_vertex
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.google_cloud import retries
 from vlmpipe.pipelines import schedule as schedule_plan
 from vlmpipe.pipelines.compile import Compiled, compile_pipeline
 from vlmpipe.platforms.vertex import artifact_registry as template_registry
 from vlmpipe.platforms.vertex import pipeline_job as vertex_job
-from vlmpipe.platforms.vertex import retries, submit
+from vlmpipe.platforms.vertex import submit
 from vlmpipe.platforms.vertex.artifact_registry import Registry
 from vlmpipe.platforms.vertex.templates import _read, publish
 from vlmpipe.rehearsal.vertex.server import BILLING_LABEL

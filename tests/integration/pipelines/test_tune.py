@@ -23,6 +23,8 @@ from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.config.sections.tune import ParameterSpec, TuneConfig
 from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.google_cloud import retries
+from vlmpipe.google_cloud.client import ENDPOINT_VARIABLE
 from vlmpipe.job_spec.file import spec_of
 from vlmpipe.pipelines.tune.search import (
     Search,
@@ -35,8 +37,6 @@ from vlmpipe.pipelines.tune.search import (
     value_at,
 )
 from vlmpipe.platforms.local.jobs import job as local_job
-from vlmpipe.platforms.vertex import retries
-from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.trainer import launch
 from vlmpipe.trainer.errors import ConfigError, UserError
 from vlmpipe.trainer.monitoring.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE, WATCHED_VARIABLE

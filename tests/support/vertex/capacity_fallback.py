@@ -12,9 +12,9 @@ from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.google_cloud import retries
+from vlmpipe.google_cloud.client import ENDPOINT_VARIABLE, translate_errors
 from vlmpipe.job_spec.build import Job, job_settings, worker_pools
-from vlmpipe.platforms.vertex import retries
-from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE, translate_errors
 from vlmpipe.platforms.vertex.jobs.capacity_fallback import CapacityFallback
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
 from vlmpipe.trainer.config.job import RunPaths

@@ -13,8 +13,8 @@ from google.cloud.run_v2 import types as api
 from tests.fakes.cloud_run.server import FakeCloudRun
 from tests.support.vertex.endpoints import asked_questions, right
 from vlmpipe.config.sections.deploy import DeployConfig
-from vlmpipe.platforms.vertex import retries
-from vlmpipe.platforms.vertex.client import Place
+from vlmpipe.google_cloud import retries
+from vlmpipe.google_cloud.client import Place
 from vlmpipe.platforms.vertex.cloud_run import form, service
 from vlmpipe.platforms.vertex.cloud_run.client import ENDPOINT_VARIABLE
 from vlmpipe.platforms.vertex.cloud_run.service import CloudRunService

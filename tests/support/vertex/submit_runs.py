@@ -19,10 +19,11 @@ from tests.support.command_line import Answer
 from tests.support.paths import ROOT
 from vlmpipe.cli import app as cli
 from vlmpipe.cli import output
+from vlmpipe.google_cloud import client as vertex_api
+from vlmpipe.google_cloud import retries
 from vlmpipe.pipelines import schedule as schedule_plan
 from vlmpipe.planner.spending.approval import Approved, Spending
-from vlmpipe.platforms.vertex import client as vertex_api
-from vlmpipe.platforms.vertex import retries, submit
+from vlmpipe.platforms.vertex import submit
 
 CONFIG = str(ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml")
 MINE = "gcp.project=test-project"

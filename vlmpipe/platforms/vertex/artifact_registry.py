@@ -12,8 +12,8 @@ from google.auth.transport.requests import AuthorizedSession
 from requests import Response
 from requests.exceptions import RequestException
 
-from vlmpipe.platforms.vertex.client import LONGEST_MESSAGE_CHARS, Place, credentials_for, no_credentials, reason_of
-from vlmpipe.platforms.vertex.retries import REQUEST_TIMEOUT_S, Answer, retrying
+from vlmpipe.google_cloud.client import LONGEST_MESSAGE_CHARS, Place, credentials_for, no_credentials, reason_of
+from vlmpipe.google_cloud.retries import REQUEST_TIMEOUT_S, Answer, retrying
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 
 HOST = r"https://(?P<location>[a-z0-9-]+)-kfp\.pkg\.dev/(?P<project>[a-z0-9.:-]+)/(?P<repository>[a-z][a-z0-9-]*)"

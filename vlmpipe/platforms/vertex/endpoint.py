@@ -24,7 +24,7 @@ from google.protobuf import json_format
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from vlmpipe.config.sections.deploy import DeployConfig
-from vlmpipe.platforms.vertex.client import (
+from vlmpipe.google_cloud.client import (
     Place,
     beta_endpoint_client,
     credentials_for,
@@ -33,7 +33,7 @@ from vlmpipe.platforms.vertex.client import (
     operations_client,
     translate_errors,
 )
-from vlmpipe.platforms.vertex.retries import send_once, send_request
+from vlmpipe.google_cloud.retries import send_once, send_request
 from vlmpipe.serving.openai import Answer, ChatServer
 from vlmpipe.serving.questions import Chat, ValidationQuestion
 from vlmpipe.serving.request_size import require_small_requests

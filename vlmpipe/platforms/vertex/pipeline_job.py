@@ -17,10 +17,10 @@ from google.cloud.aiplatform_v1.types import EncryptionSpec, PipelineFailurePoli
 from google.protobuf import json_format
 from requests.exceptions import RequestException
 
+from vlmpipe.google_cloud.client import Place, translate_errors
+from vlmpipe.google_cloud.retries import may_have_arrived, send_request
 from vlmpipe.platforms.pipeline_yaml import documents
-from vlmpipe.platforms.vertex.client import Place, translate_errors
 from vlmpipe.platforms.vertex.requirements import require_reached_files, require_vertex
-from vlmpipe.platforms.vertex.retries import may_have_arrived, send_request
 from vlmpipe.trainer.config.job import require_run_id, run_uri_of
 from vlmpipe.trainer.errors import ExitCode, UserError
 

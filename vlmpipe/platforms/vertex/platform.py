@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from vlmpipe.config.run_settings import RunSettings
     from vlmpipe.config.sections.schedule import ScheduleConfig
     from vlmpipe.config.validation_errors import Problem
+    from vlmpipe.google_cloud.client import Place
     from vlmpipe.platforms.compiled import Compiled, Template
     from vlmpipe.platforms.job_inputs import JobInputs
-    from vlmpipe.platforms.vertex.client import Place
     from vlmpipe.platforms.vertex.graph import VertexGraph
     from vlmpipe.platforms.vertex.run import RunOnVertex
     from vlmpipe.platforms.vertex.schedules import VertexSchedule, VertexSchedules
@@ -103,7 +103,7 @@ class Vertex(Platform):
     def is_over(self, job_name: str, place: Mapping[str, str]) -> bool | None:
         if not (place["project"] and place["location"]):
             return None
-        from vlmpipe.platforms.vertex.client import Place
+        from vlmpipe.google_cloud.client import Place
         from vlmpipe.platforms.vertex.runs.client import OVER, Runs, state_of
         from vlmpipe.platforms.vertex.runs.names import Address
 
@@ -114,7 +114,7 @@ class Vertex(Platform):
         self, run_uri: str, run: RunSettings, registered: Registered, questions: Sequence[ValidationQuestion]
     ) -> tuple[Agreement, dict[str, object]]:
         from vlmpipe.config.serving_container import require_deploy
-        from vlmpipe.platforms.vertex.client import Place
+        from vlmpipe.google_cloud.client import Place
         from vlmpipe.platforms.vertex.endpoint import VertexEndpoint
         from vlmpipe.serving.agreement import measure_agreement, require_agreement
 
@@ -179,7 +179,7 @@ class Vertex(Platform):
         return registry, lambda _, compiled: publish(there, compiled, tags)
 
     def schedules(self, config: RunConfig) -> VertexSchedules:
-        from vlmpipe.platforms.vertex.client import Place, schedule_client
+        from vlmpipe.google_cloud.client import Place, schedule_client
         from vlmpipe.platforms.vertex.schedules import VertexSchedules
         from vlmpipe.platforms.vertex.submit import require_own_project
 
@@ -209,6 +209,6 @@ class Vertex(Platform):
         return f"a run due while others are active {'waits' if settings.allow_queueing else 'is skipped'}"
 
     def check_storage(self, config: RunConfig) -> list[str]:
-        from vlmpipe.platforms.vertex.bucket_checks import require_buckets
+        from vlmpipe.google_cloud.bucket_checks import require_buckets
 
         return require_buckets(config)

@@ -20,11 +20,11 @@ from google.api_core import exceptions
 from google.cloud.aiplatform_v1.types import CreatePipelineJobRequest, ListSchedulesRequest, PipelineJob, Schedule
 from google.protobuf import field_mask_pb2, json_format
 
+from vlmpipe.google_cloud.client import Place, translate_errors
+from vlmpipe.google_cloud.retries import Answer, may_have_arrived, retrying, send_once
 from vlmpipe.platforms.compiled import run_file_in
 from vlmpipe.platforms.schedules import UNSET, Change, Schedules
-from vlmpipe.platforms.vertex.client import Place, translate_errors
 from vlmpipe.platforms.vertex.pipeline_job import SUBMISSION_LABEL, Submission
-from vlmpipe.platforms.vertex.retries import Answer, may_have_arrived, retrying, send_once
 from vlmpipe.trainer.errors import UserError, print_warning
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vlmpipe.platforms.vertex.client import Place
+from vlmpipe.google_cloud.client import Place
 from vlmpipe.runs.searches import SearchStatus, Trial, ranked
 from vlmpipe.runs.submitted import submitted_record
 
@@ -44,8 +44,8 @@ class VertexSearch:
 
     def cancel(self) -> bool:
         """Ask the service to stop the search and its trials; see `cancel_job`."""
-        from vlmpipe.platforms.vertex.client import job_client, translate_errors
-        from vlmpipe.platforms.vertex.retries import send_request
+        from vlmpipe.google_cloud.client import job_client, translate_errors
+        from vlmpipe.google_cloud.retries import send_request
         from vlmpipe.platforms.vertex.runs.client import USER, cancel_job
 
         client = job_client(self.place.location)
@@ -57,8 +57,8 @@ class VertexSearch:
         return cancel_job(f"search {self.name}", self.name, lambda: _state(self._get()), send)
 
     def _get(self) -> api.HyperparameterTuningJob:
-        from vlmpipe.platforms.vertex.client import job_client, translate_errors
-        from vlmpipe.platforms.vertex.retries import send_request
+        from vlmpipe.google_cloud.client import job_client, translate_errors
+        from vlmpipe.google_cloud.retries import send_request
         from vlmpipe.platforms.vertex.runs.client import VIEWER
 
         client = job_client(self.place.location)

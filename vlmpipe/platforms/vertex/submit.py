@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from vlmpipe.google_cloud.bucket_checks import require_buckets
+from vlmpipe.google_cloud.client import endpoint, pipeline_client
 from vlmpipe.planner.cost.quotas import quotas
 from vlmpipe.planner.spending.approval import (
     Spending,
@@ -24,8 +26,6 @@ from vlmpipe.platforms.base import Order
 from vlmpipe.platforms.compiled import FOLDER, Compiled
 from vlmpipe.platforms.example_values import EXAMPLE_PROJECT
 from vlmpipe.platforms.jobs.packages import for_vertex, upload
-from vlmpipe.platforms.vertex.bucket_checks import require_buckets
-from vlmpipe.platforms.vertex.client import endpoint, pipeline_client
 from vlmpipe.platforms.vertex.pipeline_job import Submission, prepare, send
 from vlmpipe.platforms.vertex.requirements import require_reached_files, require_vertex
 from vlmpipe.platforms.vertex.run import RunOnVertex

@@ -13,7 +13,7 @@ from tests.fakes.gcs.server import FakeGcs, Fault
 from tests.fakes.vertex.server import FakeVertex
 from tests.support.vertex.submit_runs import CONFIG, MINE, Submit, running_vertex, scheduler, submitter
 from vlmpipe.config.run_config import load_run_file
-from vlmpipe.platforms.vertex.bucket_checks import buckets_of, lies_in
+from vlmpipe.google_cloud.bucket_checks import buckets_of, lies_in
 
 THERE = "/storage/v1/b/example-bucket"
 

@@ -17,9 +17,9 @@ from PIL import Image
 from tests.fakes.vertex.server import FakeVertex
 from tests.support.vertex.endpoints import asked_questions, right, wrong
 from vlmpipe.config.sections.deploy import DeployConfig
+from vlmpipe.google_cloud import retries
+from vlmpipe.google_cloud.client import ENDPOINT_VARIABLE, Place
 from vlmpipe.platforms.vertex import endpoint as vertex_endpoint
-from vlmpipe.platforms.vertex import retries
-from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE, Place
 from vlmpipe.platforms.vertex.endpoint import VertexEndpoint
 from vlmpipe.rehearsal.http_server import ApiError
 from vlmpipe.serving import waking

@@ -16,7 +16,7 @@ from urllib3.exceptions import MaxRetryError, NameResolutionError
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.vertex.capacity_fallback import RUN, RUNS, STOCKOUT, WAITS, climb, config, strategies, tried
 from vlmpipe.config.sections.cluster import MAX_WATCHED_S
-from vlmpipe.platforms.vertex import retries
+from vlmpipe.google_cloud import retries
 from vlmpipe.platforms.vertex.jobs.capacity_fallback import CapacityFallback
 from vlmpipe.platforms.vertex.jobs.run_labels import RUN_LABELS_VARIABLE, run_labels
 from vlmpipe.rehearsal.vertex.custom_jobs import Step

@@ -25,9 +25,9 @@ from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.config.sections.deploy import DeployConfig
 from vlmpipe.config.sections.output import ServingConfig
 from vlmpipe.config.validation_errors import RunFileError
+from vlmpipe.google_cloud import retries
+from vlmpipe.google_cloud.client import ENDPOINT_VARIABLE, Place
 from vlmpipe.pipelines.check import check_run
-from vlmpipe.platforms.vertex import retries
-from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE, Place
 from vlmpipe.platforms.vertex.requirements import require_vertex
 from vlmpipe.records.decision import Champion
 from vlmpipe.records.registered import Registered

@@ -11,10 +11,10 @@ import pytest
 from tests.support.command_line import Vlmpipe
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import load_run_file
+from vlmpipe.google_cloud import retries
+from vlmpipe.google_cloud.bucket_checks import require_buckets
+from vlmpipe.google_cloud.client import ENDPOINT_VARIABLE
 from vlmpipe.platforms.kubeflow.runs import client
-from vlmpipe.platforms.vertex import retries
-from vlmpipe.platforms.vertex.bucket_checks import require_buckets
-from vlmpipe.platforms.vertex.client import ENDPOINT_VARIABLE
 from vlmpipe.trainer.errors import ExitCode, UserError
 
 DIGITS = str(ROOT / "configs/digits.yaml")

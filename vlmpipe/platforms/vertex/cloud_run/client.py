@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from vlmpipe.platforms.vertex.client import Place, Product, address_in, credentials_for, is_local, translate_errors
+from vlmpipe.google_cloud.client import Place, Product, address_in, credentials_for, is_local, translate_errors
 from vlmpipe.platforms.vertex.endpoint import Headers
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from vlmpipe.config.sections.cloud_run import TAG, load_cloud_run
 from vlmpipe.config.sections.deploy import CHAT_ROUTE, DeployConfig
-from vlmpipe.platforms.vertex.client import Place
+from vlmpipe.google_cloud.client import Place
+from vlmpipe.google_cloud.retries import send_once, send_request
 from vlmpipe.platforms.vertex.cloud_run.client import caller_headers, cloud_run_errors, services_client
 from vlmpipe.platforms.vertex.cloud_run.form import Instance
 from vlmpipe.platforms.vertex.endpoint import GRACE_S, SHORT_S, scaled
-from vlmpipe.platforms.vertex.retries import send_once, send_request
 from vlmpipe.serving.agreement import Ask
 from vlmpipe.serving.openai import ChatServer
 from vlmpipe.serving.questions import ValidationQuestion

@@ -25,16 +25,16 @@ from requests.exceptions import RequestException
 
 from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.config.sections.cluster import MAX_WATCHED_S, RESERVATION, CapacityOption, duration_s
+from vlmpipe.google_cloud.client import Place, job_client, translate_errors
+from vlmpipe.google_cloud.retries import send_patiently
 from vlmpipe.job_spec.build import own_step_fields
 from vlmpipe.job_spec.forms import CustomJobSpec, MachineSpec, Scheduling, WorkerPool
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 from vlmpipe.platforms.jobs.finished_program import FinishedProgram
-from vlmpipe.platforms.vertex.client import Place, job_client, translate_errors
 from vlmpipe.platforms.vertex.jobs.custom_job import POLL_S, REQUESTS, WHAT, create_job, find_job
 from vlmpipe.platforms.vertex.jobs.run_labels import run_labels
 from vlmpipe.platforms.vertex.pipeline_job import SUBMISSION_LABEL
-from vlmpipe.platforms.vertex.retries import send_patiently
 from vlmpipe.records.plan import PlannedRun
 from vlmpipe.runs.capacity_attempts import FILE, Attempt, parse_attempts
 from vlmpipe.trainer.errors import ExitCode, UserError

@@ -13,9 +13,9 @@ from google.api_core import exceptions
 from google.cloud.aiplatform_v1 import types as api
 from google.protobuf import json_format
 
-from vlmpipe.platforms.vertex.client import Place, translate_errors
+from vlmpipe.google_cloud.client import Place, translate_errors
+from vlmpipe.google_cloud.retries import PASSING, list_all, send_once
 from vlmpipe.platforms.vertex.pipeline_job import SUBMISSION_LABEL
-from vlmpipe.platforms.vertex.retries import PASSING, list_all, send_once
 
 if TYPE_CHECKING:
     from google.cloud.aiplatform_v1.services.job_service import JobServiceClient

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from google.api_core import exceptions
 
+from vlmpipe.google_cloud.client import Place, pipeline_client, translate_errors
+from vlmpipe.google_cloud.retries import send_request
 from vlmpipe.platforms.compiled_spec import compiled_root_uri, compiled_run_file, names_of_stages
-from vlmpipe.platforms.vertex.client import Place, pipeline_client, translate_errors
-from vlmpipe.platforms.vertex.retries import send_request
 from vlmpipe.platforms.vertex.runs.names import Address
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage.base import join_uri

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, ClassVar
 from google.api_core import exceptions
 from google.cloud.aiplatform_v1 import types as api
 
+from vlmpipe.google_cloud.client import Place, job_client, translate_errors
+from vlmpipe.google_cloud.retries import list_all, send_request
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 from vlmpipe.platforms.compiled_spec import compiled_run_file
-from vlmpipe.platforms.vertex.client import Place, job_client, translate_errors
 from vlmpipe.platforms.vertex.jobs.custom_job import WHAT
-from vlmpipe.platforms.vertex.retries import list_all, send_request
 from vlmpipe.platforms.vertex.runs.client import OVER, USER, VIEWER, Runs, cancel_job, state_of
 from vlmpipe.platforms.vertex.runs.logs import job_numbers
 from vlmpipe.platforms.vertex.runs.names import Address

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmpipe.platforms.vertex.client import job_client, translate_errors
-from vlmpipe.platforms.vertex.retries import send_request
+from vlmpipe.google_cloud.client import job_client, translate_errors
+from vlmpipe.google_cloud.retries import send_request
 from vlmpipe.platforms.vertex.runs.client import VIEWER, Runs
 from vlmpipe.platforms.vertex.runs.first_contact import recorded_notes, sightings_of
 from vlmpipe.platforms.vertex.runs.logs import job_numbers, read

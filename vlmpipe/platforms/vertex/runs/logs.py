@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, TypedDict
 from google.api_core import exceptions
 from google.protobuf import json_format
 
-from vlmpipe.platforms.vertex.client import Place, credentials_for, endpoint, is_local, translate_errors
-from vlmpipe.platforms.vertex.retries import REQUEST_TIMEOUT_S, retrying
+from vlmpipe.google_cloud.client import Place, credentials_for, endpoint, is_local, translate_errors
+from vlmpipe.google_cloud.retries import REQUEST_TIMEOUT_S, retrying
 from vlmpipe.trainer.errors import UserError
 from vlmpipe.trainer.nesting import object_at
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from vlmpipe.platforms.vertex.client import Place
+from vlmpipe.google_cloud.client import Place
 from vlmpipe.runs.submitted import submitted_record
 from vlmpipe.trainer.errors import ConfigError
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from google.cloud.aiplatform_v1.types import PipelineJob
 
-from vlmpipe.platforms.vertex.client import Place
+from vlmpipe.google_cloud.client import Place
 from vlmpipe.platforms.vertex.runs.names import Address
 from vlmpipe.platforms.vertex.runs.status import VertexStatus, status_of
 from vlmpipe.records.sweep_comparison import SweepComparison

@@ -10,7 +10,7 @@ from google.cloud.aiplatform import jobs, pipeline_jobs
 from google.cloud.aiplatform.utils import console_utils
 
 from tests.support.paths import ROOT
-from vlmpipe.platforms.vertex.client import Place
+from vlmpipe.google_cloud.client import Place
 
 PLACE = Place("my-project", "us-central1")
 NUMBER, RUN = "123456789", "digits-20261128-101500"
@@ -48,7 +48,7 @@ def test_the_sdks_helper_for_custom_jobs_agrees() -> None:
 def test_pages_of_jobs_and_runs_are_written_in_one_place() -> None:
     """Addresses of the old console (ai/platform) or put together by hand would pass by the comparison above."""
     known = {
-        "vlmpipe/platforms/vertex/client.py",
+        "vlmpipe/google_cloud/client.py",
         "vlmpipe/platforms/vertex/runs/client.py",
     }  # the second: the list of runs
     modules = {

@@ -15,8 +15,8 @@ from google.cloud import storage
 from requests.exceptions import RequestException
 
 from vlmpipe.access.needs import named
-from vlmpipe.platforms.vertex.client import LONGEST_MESSAGE_CHARS, no_credentials, reason_of
-from vlmpipe.platforms.vertex.retries import request_timeout_s, retrying
+from vlmpipe.google_cloud.client import LONGEST_MESSAGE_CHARS, no_credentials, reason_of
+from vlmpipe.google_cloud.retries import request_timeout_s, retrying
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage.outage import answering_soon
 

@@ -1,0 +1,1 @@
+"""Clients of Google Cloud services: credentials, requests and their errors, and buckets."""
