@@ -14,7 +14,7 @@ from vlmpipe.pipelines.checks.data_look import has_module, look_at_source, modul
 from vlmpipe.pipelines.checks.deepspeed_values import deepspeed_verdict
 from vlmpipe.pipelines.checks.finding import Finding, findings_of, of_stages
 from vlmpipe.pipelines.checks.packages_look import extras_of_image, missing_here
-from vlmpipe.pipelines.checks.vertex_look import look_at_jobs, look_at_schedule, look_at_vertex
+from vlmpipe.pipelines.checks.platform_look import look_at_jobs, look_at_platforms, look_at_schedule
 from vlmpipe.pipelines.checks.weights_look import look_at_weights
 from vlmpipe.planner.chat_template import prove_chat_template
 from vlmpipe.planner.image_token_limit import image_token_limit
@@ -22,7 +22,7 @@ from vlmpipe.planner.jobs.gate_bounds import bound_doubts
 from vlmpipe.planner.jobs.replay import asked_about
 from vlmpipe.planner.prepared_workload import questions_note
 from vlmpipe.planner.serving import doubts, served_model, unservable
-from vlmpipe.platforms.vertex.requirements import missing_for_vertex
+from vlmpipe.platforms.table import fits_priced_machines
 from vlmpipe.runs.folders.run import require_writable
 from vlmpipe.trainer.config.data import OWN_FORMAT
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, os_errors
@@ -95,7 +95,7 @@ def _check_training(config: RunConfig, *, has_data: bool = True) -> list[Finding
         ("registry", _registry),
         ("deploy", _deploy),
         ("jobs", look_at_jobs),
-        ("vertex", look_at_vertex),
+        ("platforms", look_at_platforms),
     ]
     asked = [check for check in checks if has_data or check[0] != "data"]
     return [finding for subject, check in asked for finding in findings_of(subject, check, config)]
@@ -146,7 +146,7 @@ def _trainer(config: RunConfig) -> Iterator[Finding]:
 
 def _packages(config: RunConfig) -> Iterator[Finding]:
     """Packages that later steps need of this machine, and of the trainer's image."""
-    is_only_here = bool(list(missing_for_vertex(config)))
+    is_only_here = not fits_priced_machines(config)
     missing = list(missing_here(config))
     for need, module in missing:
         text = (
@@ -181,7 +181,7 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
     from vlmpipe.planner.plan import plan_run
     from vlmpipe.planner.time.time_limit import time_limit_note
 
-    on_vertex = not list(missing_for_vertex(config))
+    on_vertex = fits_priced_machines(config)
     try:
         plan = plan_run(config)
     except UserError as error:
@@ -217,7 +217,7 @@ def _plan(config: RunConfig) -> Iterator[Finding]:
 
 def _data(config: RunConfig) -> Iterator[Finding]:
     sources = [config.data.of_source(source) for source in config.data.all_sources if source.uri]
-    may_be_sent = not list(missing_for_vertex(config))
+    may_be_sent = fits_priced_machines(config)
     for data in sources:
         module = module_of(data)
         if module and may_be_sent:
@@ -295,7 +295,7 @@ def _registry(config: RunConfig) -> Iterator[Finding]:
         yield Finding("registry", "unchecked", text)
         if not config.output.root_uri.startswith("gs://"):
             text = f"a run on this machine cannot register in {registry}: it needs output.root_uri on gs://"
-            is_only_here = bool(list(missing_for_vertex(config)))
+            is_only_here = not fits_priced_machines(config)
             yield Finding("registry", *(("failed", text, ExitCode.CONFIG) if is_only_here else ("warning", text)))
     elif in_bucket(registry):
         yield Finding("registry", "unchecked", f"{registry} is written when a model is accepted")

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, NoReturn, Protocol
 
 from vlmpipe.config.validation_errors import RunFileError
 from vlmpipe.job_spec.forms import CustomJobSpec
@@ -149,6 +149,13 @@ class Published(Protocol):
     def as_json(self) -> dict[str, object]: ...
 
 
+class Look(NamedTuple):
+    """What a platform says of a run file in one line."""
+
+    state: Literal["ok", "warning", "unchecked"]
+    text: str
+
+
 class Platform(ABC):
     """Where pipelines and their jobs run.
 
@@ -171,6 +178,18 @@ class Platform(ABC):
     @abstractmethod
     def check_files(self, config: RunConfig) -> None:
         """Raise RunFileError unless jobs there can read the run's files. A pipeline can be compiled without."""
+
+    def missing(self, config: RunConfig) -> Iterator[str]:
+        """Yield the problems that keep the run file from running there."""
+        for check in (self.check, self.check_files):
+            try:
+                check(config)
+            except RunFileError as error:
+                yield from map(str, error.problems)
+
+    def look(self, config: RunConfig) -> Look | None:
+        """What `vlmpipe check` says of the run file there; None for nothing."""
+        return None
 
     def unused(self, config: RunConfig) -> list[Problem]:
         """Settings of the run file that have no effect there, each with what applies instead."""

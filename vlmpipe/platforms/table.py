@@ -10,6 +10,7 @@ from vlmpipe.trainer.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from vlmpipe.config.run_config import RunConfig
     from vlmpipe.platforms.base import Platform
 
 
@@ -51,6 +52,12 @@ def here() -> Platform:
         if platform.is_here:
             return platform
     raise ConfigError("no platform runs on this machine", expected="one in vlmpipe/platforms/table.py")
+
+
+def fits_priced_machines(config: RunConfig) -> bool:
+    """Return whether a platform with priced machines takes the run file, which otherwise names no machine to buy."""
+    priced = (platform for platform in map(platform_of, PLATFORMS) if platform.has_prices)
+    return any(not list(platform.missing(config)) for platform in priced)
 
 
 def in_order_of_search() -> Iterator[Platform]:

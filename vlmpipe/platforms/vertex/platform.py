@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmpipe.job_spec.forms import CustomJobSpec, Scheduling
-from vlmpipe.platforms.base import Order, Platform
+from vlmpipe.platforms.base import Look, Order, Platform
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
@@ -44,6 +44,11 @@ class Vertex(Platform):
         from vlmpipe.platforms.vertex.requirements import require_reached_files
 
         require_reached_files(config)
+
+    def look(self, config: RunConfig) -> Look:
+        from vlmpipe.platforms.vertex.requirements import look_at
+
+        return look_at(config, list(self.missing(config)))
 
     def unready(self, config: RunConfig) -> Iterator[Problem]:
         from vlmpipe.config.validation_errors import Problem

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from vlmpipe.catalog.machines import unknown_region
 from vlmpipe.config import service_forms as forms
 from vlmpipe.config.rules.confinement import service_confinement_problems
 from vlmpipe.config.service_forms import Form
-from vlmpipe.config.validation_errors import Problem, RunFileError, show
+from vlmpipe.config.validation_errors import Problem, show
+from vlmpipe.platforms.base import Look
+from vlmpipe.platforms.example_values import EXAMPLE_PROJECT
 from vlmpipe.platforms.requirements import (
     benchmark_image,
     hub_token,
@@ -51,13 +54,16 @@ def require_reached_files(config: RunConfig) -> None:
     require_files(config, "Vertex AI", lambda uri: uri.startswith("gs://"), "a gs:// path")
 
 
-def missing_for_vertex(config: RunConfig) -> Iterator[str]:
-    """Yield the problems that keep the run file from running on Vertex AI."""
-    for require in (require_vertex, require_reached_files):
-        try:
-            require(config)
-        except RunFileError as error:
-            yield from map(str, error.problems)
+def look_at(config: RunConfig, missing: Sequence[str]) -> Look:
+    """What `vlmpipe check` says of a run file that lacks this for Vertex AI."""
+    project, location = config.gcp.project, config.gcp.location
+    if missing:
+        return Look("unchecked", f"runs here, not on Vertex AI: {'; '.join(missing)}")
+    if odd := unknown_region(location):
+        return Look("warning", odd)
+    if project == EXAMPLE_PROJECT:
+        return Look("unchecked", f"complete, with the example values of the project {EXAMPLE_PROJECT}")
+    return Look("ok", f"project {project} in {location}")
 
 
 def _packages_elsewhere(config: RunConfig) -> list[Problem]:

@@ -10,7 +10,7 @@ from tests.support.paths import ROOT
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.config.sections.schedule import ScheduleConfig
 from vlmpipe.config.validation_errors import RunFileError
-from vlmpipe.pipelines.checks.vertex_look import look_at_schedule
+from vlmpipe.pipelines.checks.platform_look import look_at_schedule
 from vlmpipe.planner.cost.cron import require_starts
 from vlmpipe.trainer.errors import ConfigError
 

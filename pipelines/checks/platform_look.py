@@ -1,4 +1,4 @@
-"""Checks of a run file's jobs, Vertex AI settings and schedule."""
+"""Checks of a run file's jobs, of its settings for each platform, and of its schedule."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
-from vlmpipe.catalog.machines import unknown_region
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.pipelines.checks.finding import Finding
 from vlmpipe.planner.cost.cron import require_starts
-from vlmpipe.platforms.example_values import EXAMPLE_PROJECT
-from vlmpipe.platforms.table import platform_of
-from vlmpipe.platforms.vertex.requirements import missing_for_vertex
+from vlmpipe.platforms.table import PLATFORMS, fits_priced_machines, platform_of
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.errors import ConfigError, ExitCode
 
@@ -24,7 +21,7 @@ RUN_FILE_WARNINGS = ("VP405", "VP407", "VP603")
 
 
 def look_at_jobs(config: RunConfig) -> Iterator[Finding]:
-    """A finding for each error, on Vertex AI also for warnings; the same one in several jobs is reported once."""
+    """A finding for each error, with priced machines also for warnings; what several jobs share is reported once."""
     from vlmpipe.job_spec.build import job_spec, jobs_of, step_of
     from vlmpipe.job_spec.check import job_violations, unknown_gpu_code
 
@@ -50,10 +47,10 @@ def look_at_jobs(config: RunConfig) -> Iterator[Finding]:
 
 
 def _concerns(config: RunConfig, violation: Violation) -> bool:
-    """Return whether to report it: warnings about Vertex AI do not concern a run file for a laptop."""
+    """Return whether to report it: warnings about machines of a service do not concern a run file for a laptop."""
     if violation.severity == "error":
         return True
-    return violation.code not in RUN_FILE_WARNINGS and not list(missing_for_vertex(config))
+    return violation.code not in RUN_FILE_WARNINGS and fits_priced_machines(config)
 
 
 def look_at_schedule(config: RunConfig) -> Iterator[Finding]:
@@ -64,19 +61,18 @@ def look_at_schedule(config: RunConfig) -> Iterator[Finding]:
         yield Finding("schedule", "warning", error.text())
 
 
-def look_at_vertex(config: RunConfig) -> Iterator[Finding]:
-    if missing := list(missing_for_vertex(config)):
-        yield Finding("vertex", "unchecked", f"runs here, not on Vertex AI: {'; '.join(missing)}")
-    elif odd := unknown_region(config.gcp.location):
-        yield Finding("vertex", "warning", odd)
-    elif config.gcp.project == EXAMPLE_PROJECT:
-        yield Finding("vertex", "unchecked", f"complete, with the example values of the project {EXAMPLE_PROJECT}")
-    else:
-        yield Finding("vertex", "ok", f"project {config.gcp.project} in {config.gcp.location}")
-    if not missing:
-        from vlmpipe.pipelines.step_metadata import check_step_metadata
+def look_at_platforms(config: RunConfig) -> Iterator[Finding]:
+    """Yield what each platform says of the run file, and what its records could not hold."""
+    for name in PLATFORMS:
+        platform = platform_of(name)
+        look = platform.look(config)
+        if look is None:
+            continue
+        yield Finding(name, look.state, look.text)
+        if platform.max_step_bytes and not list(platform.missing(config)):
+            from vlmpipe.pipelines.step_metadata import check_step_metadata
 
-        try:
-            check_step_metadata(config, platform_of("vertex"))
-        except ConfigError as error:
-            yield Finding("vertex", "failed", error.text(), ExitCode.CONFIG)
+            try:
+                check_step_metadata(config, platform)
+            except ConfigError as error:
+                yield Finding(name, "failed", error.text(), ExitCode.CONFIG)
