@@ -15,20 +15,15 @@ from vlmpipe.components.runtime.resolve import resolve
 from vlmpipe.components.runtime.step_logic import point_to_features
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.labels import require_labels
-from vlmpipe.google_cloud.bucket_checks import require_buckets
-from vlmpipe.google_cloud.client import Place, endpoint, job_client
 from vlmpipe.job_spec.build import job_settings, job_spec
 from vlmpipe.job_spec.check import check_jobs
 from vlmpipe.job_spec.file import SpecFile, read_spec_file
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.planner.plan import plan_run
 from vlmpipe.planner.spending.approval import Spending, fail_on_error, reasons_to_confirm, require_approval, spending_of
-from vlmpipe.platforms.jobs.packages import for_vertex, upload
-from vlmpipe.platforms.vertex.jobs.custom_job import JobSubmission
-from vlmpipe.platforms.vertex.requirements import require_reached_files, require_vertex
-from vlmpipe.platforms.vertex.run import RunOnVertex
-from vlmpipe.platforms.vertex.runs.names import Address
-from vlmpipe.platforms.vertex.submit import require_own_project
+from vlmpipe.platforms.base import JobRequest, Jobs, Platform, Run, SentJob
+from vlmpipe.platforms.jobs.packages import packaged, upload
+from vlmpipe.platforms.table import DEFAULT, platform_of
 from vlmpipe.runs.submitted import RunRecord, job_id_at
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.data.prepare.fingerprint import find_prepared
@@ -41,47 +36,42 @@ _IN_NAME = re.compile(r"projects/([^/]+)/locations/([^/]+)(/customJobs/.*)?")
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """The request that was sent, or with --dry-run would be. `resource_name` is empty when nothing was sent."""
+    """The request that was sent, or with --dry-run would be. `sent` is None when nothing was sent."""
 
-    submission: JobSubmission
+    request: JobRequest
     run_uri: str
     spending: Spending
     question: str  # the reason to confirm; empty for a job that needs none
+    service: str  # for people
     endpoint: str
-    resource_name: str
+    sent: SentJob | None
     warnings: tuple[str, ...] = ()
 
     @property
-    def address(self) -> Address | None:
-        if not self.resource_name:
-            return None
-        return Address(self.submission.place, self.resource_name.rpartition("/")[2], is_custom_job=True)
-
-    @property
-    def started(self) -> RunOnVertex | None:
-        return RunOnVertex(self.address) if self.address else None
+    def started(self) -> Run | None:
+        return self.sent.run if self.sent else None
 
     def as_json(self) -> dict[str, object]:
         return {
-            "sent": bool(self.resource_name),
-            "resource_name": self.resource_name or None,
-            "console_url": self.address.console_url if self.address else None,
+            "sent": bool(self.sent),
+            "resource_name": self.sent.resource_name if self.sent else None,
+            "console_url": self.sent.console_url if self.sent else None,
             "run_uri": self.run_uri or None,
             "endpoint": self.endpoint,
             "notes": list(self.warnings),
-            "request": self.submission.as_dict(),
+            "request": self.request.as_dict(),
             "plan": {"state": self.spending.state, "usd": self.spending.usd, "needs_a_yes": self.question or None},
         }
 
     def lines(self) -> list[str]:
         table = {"results": self.run_uri}
-        if self.address:
-            first = [f"custom job {self.address.job_id} is started on Vertex AI"]
-            table |= {"job": self.resource_name, "console": self.address.console_url}
-            table |= {"to follow": f"vlmpipe status {self.address.job_id} --watch"}
+        if self.sent:
+            first = [f"custom job {self.sent.name} is started on {self.service}"]
+            table |= {"job": self.sent.resource_name, "console": self.sent.console_url}
+            table |= {"to follow": f"vlmpipe status {self.sent.name} --watch"}
         else:
             first = [f"Nothing was sent. Without --dry-run, to {self.endpoint}:"]
-            first += json.dumps(self.submission.as_dict(), indent=2, ensure_ascii=False).splitlines()
+            first += json.dumps(self.request.as_dict(), indent=2, ensure_ascii=False).splitlines()
             table |= {"asks": f"{self.question}; --yes answers"} if self.question else {}
         notes = [f"  warning: {text}" for text in self.warnings]
         return [*first, *notes, *(f"  {name:<9} {value}" for name, value in table.items() if value)]
@@ -90,6 +80,7 @@ class SubmittedJob:
 def submit_training(
     config: RunConfig,
     *,
+    target: str = DEFAULT,
     source: Sequence[str],
     run_id: str,
     force: bool,
@@ -104,9 +95,10 @@ def submit_training(
 
     Raises UserError: ConfigError for what one job cannot do, exit 66 for data that is not prepared.
     """
-    config, packages = for_vertex(config)
-    require_vertex(config)
-    require_reached_files(config)
+    platform = platform_of(target)
+    config, packages = packaged(config)
+    platform.check(config)
+    platform.check_files(config)
     if config.stages or config.sweep:
         parts = "stages" if config.stages else "a sweep"
         raise ConfigError(f"--only train is given for a run file with {parts}", fix="submit the pipeline")
@@ -115,36 +107,47 @@ def submit_training(
             "--only train sends one job, and cluster.capacity_fallback needs a step that sends the next one",
             fix="add cluster.capacity_fallback=[], or submit the pipeline",
         )
-    place, root_uri = Place.of(config), config.bucket_root_uri
+    jobs, root_uri = jobs_of_run(platform, config), platform.root_uri(config)
     run_id = run_id or job_id_at(config, datetime.now())
     run_uri = RunPaths(run_id=run_id, root_uri=root_uri).run_uri
     spending = _of_training(config)
     fail_on_error(spending, force=force)
     check_jobs(config, run_uri)
-    client, limit_usd = None, config.plan.confirm_above_usd
+    limit_usd = config.plan.confirm_above_usd
     if not dry_run:
-        require_own_project(config)
-        client = job_client(place.location)
-        if not force:
-            require_buckets(config)
+        require_ready(platform, jobs, config, force=force)
     approved = require_approval(spending, confirm_above_usd=limit_usd, force=force, yes=yes, dry_run=dry_run, ask=ask)
-    if client:
+    if not dry_run:
         upload(packages)
-        compiled = compiled_settings(config, "vertex", root_uri)
+        compiled = compiled_settings(config, target, root_uri)
         resolved = resolve(json.dumps(config.to_dict()), compiled, run_id=run_id)
         config = resolved.config
         _point_to_data(f"{run_uri}/run.json")
-    submission = _training_job(config, place, run_uri)
-    sent = submission.send(client, approved) if client else None
+    request = _training_job(config, jobs, run_uri)
+    sent = None if dry_run else request.send(approved)
     if sent:
-        record_job(sent.name, run_uri, spending.usd, source)
+        record_job(sent, run_uri, spending.usd, source)
     question = reasons_to_confirm(spending, limit_usd)
-    return SubmittedJob(submission, run_uri, spending, question, endpoint(place.location), sent.name if sent else "")
+    return SubmittedJob(request, run_uri, spending, question, platform.title, jobs.endpoint, sent)
+
+
+def jobs_of_run(platform: Platform, config: RunConfig) -> Jobs:
+    """Jobs where the run file's go."""
+    gcp = config.gcp
+    return platform.jobs(gcp.project, gcp.location, gcp.service_account)
+
+
+def require_ready(platform: Platform, jobs: Jobs, config: RunConfig, *, force: bool) -> None:
+    """Raise UserError unless jobs of `config` can be sent. With `force`, storage is not looked at."""
+    jobs.connect()
+    if not force:
+        platform.check_storage(config)
 
 
 def submit_spec(
     path: Path,
     *,
+    target: str = DEFAULT,
     project: str,
     location: str,
     yes: bool,
@@ -160,38 +163,40 @@ def submit_spec(
     Raises ConfigError that lists the broken rules.
     """
     file = read_spec_file(path)
-    place = _place(file, project, location)
-    violations = file.check(load_catalog(), place.location)
+    project, location = _place(file, project, location)
+    platform = platform_of(target)
+    jobs = platform.jobs(project, location)
+    violations = file.check(load_catalog(), location)
     if errors := [violation for violation in violations if violation.severity == "error"]:
         lines = [f"  {error.text()}" for error in errors]
         raise ConfigError(
             "\n".join([f"{path} has {len(errors)} errors", *lines]), fix=f"vlmpipe check --job-spec {path}"
         )
-    around = file.around
-    submission = JobSubmission.of(
-        place,
-        parse_job_spec(file.fields()),
+    around, spec = file.around, parse_job_spec(file.fields())
+    request = jobs.request(
+        spec,
         display_name=str(around.get("display_name") or path.stem),
         labels=_labels(around.get("labels") or {}),
         encryption_key=_key(around.get("encryption_spec")),
     )
-    spec = submission.job.job_spec
     machines = " + ".join(f"{pool.replica_count} x {pool.machine_spec.machine_type}" for pool in spec.worker_pool_specs)
     term = spec.scheduling.strategy.name.lower() if spec.scheduling.strategy else "standard"
     spending = Spending(path.name, "green", (), None, None, machines, term, unknown="a job spec has no plan")
-    client = None if dry_run else job_client(place.location)
+    if not dry_run:
+        jobs.connect()
     approved = require_approval(spending, confirm_above_usd=0.0, force=False, yes=yes, dry_run=dry_run, ask=ask)
-    sent = submission.send(client, approved) if client else None
+    sent = None if dry_run else request.send(approved)
     run_uri = spec.base_output_directory.output_uri_prefix
     if sent:
-        record_job(sent.name, run_uri, None, ("--job-spec", str(path)))
+        record_job(sent, run_uri, None, ("--job-spec", str(path)))
     return SubmittedJob(
-        submission,
+        request,
         run_uri,
         spending,
         reasons_to_confirm(spending, 0.0),
-        endpoint(place.location),
-        sent.name if sent else "",
+        platform.title,
+        jobs.endpoint,
+        sent,
         tuple(violation.text() for violation in violations),
     )
 
@@ -235,10 +240,9 @@ def _point_to_data(run_json: str) -> None:
     pointers.write(open_storage(job.run.run_uri))
 
 
-def _training_job(config: RunConfig, place: Place, run_uri: str) -> JobSubmission:
+def _training_job(config: RunConfig, jobs: Jobs, run_uri: str) -> JobRequest:
     settings = job_settings(config, "train")
-    return JobSubmission.of(
-        place,
+    return jobs.request(
         parse_job_spec(job_spec(config, "train", run_uri)),
         display_name=settings["display_name"],
         labels=settings["labels"],
@@ -246,7 +250,8 @@ def _training_job(config: RunConfig, place: Place, run_uri: str) -> JobSubmissio
     )
 
 
-def _place(file: SpecFile, project: str, location: str) -> Place:
+def _place(file: SpecFile, project: str, location: str) -> tuple[str, str]:
+    """Project and region: those given, else what a CustomJob's own name says."""
     if file.is_of_a_search:
         raise ConfigError("the file is a hyperparameter tuning job", expected="a CustomJob, or its spec")
     match = _IN_NAME.fullmatch(str(file.around.get("name") or ""))
@@ -257,7 +262,7 @@ def _place(file: SpecFile, project: str, location: str) -> Place:
             f"{'--location' if project else '--project'} is missing",
             expected="--project and --location, or VERTEX_PROJECT_ID and VERTEX_LOCATION: a job spec names neither",
         )
-    return Place(project, location)
+    return project, location
 
 
 def _key(encryption_spec: object) -> str:
@@ -266,6 +271,6 @@ def _key(encryption_spec: object) -> str:
     return str(names.get("kms_key_name") or names.get("kmsKeyName") or "")
 
 
-def record_job(name: str, run_uri: str, usd: float | None, source: Sequence[str]) -> None:
-    """So that `vlmpipe status` and the others know the job of this resource name by its number."""
-    RunRecord(name, run_uri, datetime.now().timestamp(), usd, tuple(source)).write(name.rpartition("/")[2])
+def record_job(sent: SentJob, run_uri: str, usd: float | None, source: Sequence[str]) -> None:
+    """Record the job, so that `vlmpipe status` and the others know it by its name."""
+    RunRecord(sent.resource_name, run_uri, datetime.now().timestamp(), usd, tuple(source)).write(sent.name)

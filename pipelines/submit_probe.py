@@ -7,20 +7,17 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from vlmpipe.config.run_config import RunConfig
-from vlmpipe.google_cloud.bucket_checks import require_buckets
-from vlmpipe.google_cloud.client import Place, endpoint, job_client
 from vlmpipe.job_spec.build import job_settings
 from vlmpipe.job_spec.check import check_job_spec
 from vlmpipe.job_spec.forms import CustomJobSpec
 from vlmpipe.job_spec.probe import ProbedMachine, probe_spec, probed_machines
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
-from vlmpipe.pipelines.submit_job import SubmittedJob, record_job
+from vlmpipe.pipelines.submit_job import SubmittedJob, jobs_of_run, record_job, require_ready
 from vlmpipe.planner.spending.approval import Approved, Spending, reasons_to_confirm, require_approval
 from vlmpipe.planner.spending.probe import plan_line, probe_plan, probe_spending
-from vlmpipe.platforms.jobs.packages import for_vertex, upload
-from vlmpipe.platforms.vertex.jobs.custom_job import JobSubmission
-from vlmpipe.platforms.vertex.requirements import require_vertex
-from vlmpipe.platforms.vertex.submit import require_own_project
+from vlmpipe.platforms.base import JobRequest, Jobs, SentJob
+from vlmpipe.platforms.jobs.packages import packaged, upload
+from vlmpipe.platforms.table import DEFAULT, platform_of
 from vlmpipe.runs.submitted import job_id_at
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.errors import UserError
@@ -65,6 +62,7 @@ class SubmittedProbe:
 def submit_probe(
     config: RunConfig,
     *,
+    target: str = DEFAULT,
     source: Sequence[str],
     run_id: str,
     force: bool,
@@ -76,19 +74,18 @@ def submit_probe(
 
     Raises UserError: ConfigError for a spec that Vertex AI would refuse.
     """
-    config, packages = for_vertex(config)
-    require_vertex(config)
-    root_uri = config.bucket_root_uri
+    platform = platform_of(target)
+    config, packages = packaged(config)
+    platform.check(config)
+    jobs, root_uri = jobs_of_run(platform, config), platform.root_uri(config)
     run_id = run_id or f"probe-{job_id_at(config, datetime.now())}"
     paths = RunPaths(run_id=run_id, root_uri=root_uri)
     machines = probed_machines(config)
     specs = [probe_spec(machine, paths.run_uri) for machine in machines]
-    submissions = [_submission(machine, spec) for machine, spec in zip(machines, specs, strict=True)]
+    requests = [_request(jobs, machine, spec) for machine, spec in zip(machines, specs, strict=True)]
     spending, limit_usd = probe_spending(config, machines), config.plan.confirm_above_usd
     if not dry_run:
-        require_own_project(config)
-        if not force:
-            require_buckets(config)
+        require_ready(platform, jobs, config, force=force)
     approved = require_approval(spending, confirm_above_usd=limit_usd, force=force, yes=yes, dry_run=dry_run, ask=ask)
     if not dry_run:
         upload(packages)
@@ -96,21 +93,20 @@ def submit_probe(
         for machine in machines:
             probe_plan(machine, root_uri).write(paths.run_uri)
     question = reasons_to_confirm(spending, limit_usd)
-    jobs: list[SubmittedJob] = []
-    for machine, submission in zip(machines, submissions, strict=True):
-        name = "" if dry_run else _send(submission, jobs, approved)
-        alone, where = probe_spending(config, [machine]), endpoint(submission.place.location)
-        jobs.append(SubmittedJob(submission, paths.run_uri, alone, question, where, name))
-        if name:
-            record_job(name, paths.run_uri, alone.usd, source)
-    return SubmittedProbe(tuple(jobs), tuple(machine.step for machine in machines), spending, paths.run_uri)
+    submitted: list[SubmittedJob] = []
+    for machine, request in zip(machines, requests, strict=True):
+        sent = None if dry_run else _send(request, submitted, approved)
+        alone = probe_spending(config, [machine])
+        submitted.append(SubmittedJob(request, paths.run_uri, alone, question, platform.title, jobs.endpoint, sent))
+        if sent:
+            record_job(sent, paths.run_uri, alone.usd, source)
+    return SubmittedProbe(tuple(submitted), tuple(machine.step for machine in machines), spending, paths.run_uri)
 
 
-def _submission(machine: ProbedMachine, spec: CustomJobSpec) -> JobSubmission:
+def _request(jobs: Jobs, machine: ProbedMachine, spec: CustomJobSpec) -> JobRequest:
     config = machine.config
     settings = job_settings(config, machine.job)
-    return JobSubmission.of(
-        Place.of(config),
+    return jobs.request(
         check_job_spec(spec, region=config.gcp.location if config.gcp.project else ""),
         display_name=f"{config.name}-{machine.step}",
         labels={**settings["labels"], STEP_LABEL: machine.step},
@@ -118,11 +114,11 @@ def _submission(machine: ProbedMachine, spec: CustomJobSpec) -> JobSubmission:
     )
 
 
-def _send(submission: JobSubmission, before: Sequence[SubmittedJob], approved: Approved) -> str:
-    """Send one of the jobs; its name. Where it is refused, those before it run on, and the error names them."""
+def _send(request: JobRequest, before: Sequence[SubmittedJob], approved: Approved) -> SentJob:
+    """Send one of the jobs. Where it is refused, those before it run on, and the error names them."""
     try:
-        return submission.send(job_client(submission.place.location), approved).name
+        return request.send(approved)
     except UserError as error:
-        started = ", ".join(job.resource_name for job in before)
+        started = ", ".join(job.sent.resource_name for job in before if job.sent)
         problem = f"{error.found}\n  started before it: {started}" if started else error.found
         raise UserError(problem, expected=error.expected, fix=error.fix, code=error.code) from error

@@ -153,13 +153,13 @@ def submit(
         if job_spec:
             options = {"--run-id": bool(run_id), "--force": force}
             _refuse_options(options, "of a run file", "leave it out: a job spec says everything itself")
-            answer = _submit_spec(job_spec, project, location, yes=yes, dry_run=dry_run)
+            answer = _submit_spec(job_spec, target, project, location, yes=yes, dry_run=dry_run)
         elif only == OnlyOption.probe:
-            probe = _submit_probe(config, overrides or [], run_id, force=force, yes=yes, dry_run=dry_run)
+            probe = _submit_probe(config, overrides or [], target, run_id, force=force, yes=yes, dry_run=dry_run)
             _follow_probe(probe, detach=detach, plain=plain, as_json=as_json)
             return
         else:
-            answer = _submit_training(config, overrides or [], run_id, force=force, yes=yes, dry_run=dry_run)
+            answer = _submit_training(config, overrides or [], target, run_id, force=force, yes=yes, dry_run=dry_run)
         _follow_job(answer, detach=detach, plain=plain, as_json=as_json)
         return
     if fail_on_reject and (detach or dry_run):
@@ -186,16 +186,17 @@ def submit(
         leave(result, fail_on_reject)
 
 
-def _submit_spec(path: Path, project: str, location: str, *, yes: bool, dry_run: bool) -> SubmittedJob:
+def _submit_spec(path: Path, target: str, project: str, location: str, *, yes: bool, dry_run: bool) -> SubmittedJob:
     with doing(f"checking and submitting {path}"):
         from vlmpipe.pipelines.submit_job import submit_spec
         from vlmpipe.planner.spending.approval import terminal_confirm
 
-        return submit_spec(path, project=project, location=location, yes=yes, dry_run=dry_run, ask=terminal_confirm())
+        ask = terminal_confirm()
+        return submit_spec(path, target=target, project=project, location=location, yes=yes, dry_run=dry_run, ask=ask)
 
 
 def _submit_training(
-    config: str, overrides: Sequence[str], run_id: str, *, force: bool, yes: bool, dry_run: bool
+    config: str, overrides: Sequence[str], target: str, run_id: str, *, force: bool, yes: bool, dry_run: bool
 ) -> SubmittedJob:
     with doing(f"planning and submitting the training job of {config}"):
         from vlmpipe.pipelines.submit_job import submit_training
@@ -205,8 +206,9 @@ def _submit_training(
         run_config = load(Path(config), overrides)
         return submit_training(
             run_config,
+            target=target,
             source=[config, *overrides, "--only", "train"],
-            run_id=submitted_to_continue(run_id, run_config, "vertex"),
+            run_id=submitted_to_continue(run_id, run_config, target),
             force=force,
             yes=yes,
             dry_run=dry_run,
@@ -215,7 +217,7 @@ def _submit_training(
 
 
 def _submit_probe(
-    config: str, overrides: Sequence[str], run_id: str, *, force: bool, yes: bool, dry_run: bool
+    config: str, overrides: Sequence[str], target: str, run_id: str, *, force: bool, yes: bool, dry_run: bool
 ) -> SubmittedProbe:
     with doing(f"planning and submitting a probe of {config}"):
         from vlmpipe.pipelines.submit_probe import submit_probe
@@ -225,8 +227,9 @@ def _submit_probe(
         run_config = load(Path(config), overrides)
         return submit_probe(
             run_config,
+            target=target,
             source=[config, *overrides, "--only", "probe"],
-            run_id=submitted_to_continue(run_id, run_config, "vertex"),
+            run_id=submitted_to_continue(run_id, run_config, target),
             force=force,
             yes=yes,
             dry_run=dry_run,

@@ -17,10 +17,13 @@ from vlmpipe.job_spec.forms import CustomJobSpec
 from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
+    from google.cloud.aiplatform_v1.types import CustomJobSpec as CustomJobMessage
+
     from vlmpipe.config.run_config import RunConfig
     from vlmpipe.config.run_settings import RunSettings
     from vlmpipe.config.sections.schedule import ScheduleConfig
     from vlmpipe.config.validation_errors import Problem
+    from vlmpipe.planner.spending.approval import Approved
     from vlmpipe.platforms.compiled import Compiled, Template
     from vlmpipe.platforms.graph import Graph
     from vlmpipe.platforms.job_inputs import JobInputs
@@ -140,6 +143,40 @@ class Submitted(Protocol):
 
     def lines(self) -> list[str]: ...
     def as_json(self) -> dict[str, object]: ...
+
+
+@dataclass(frozen=True)
+class SentJob:
+    """A job without a pipeline that was started. `name` is its name in commands."""
+
+    resource_name: str
+    name: str
+    console_url: str
+    run: Run
+
+
+class JobRequest(Protocol):
+    """A job without a pipeline, whole, before it is sent."""
+
+    def as_dict(self) -> dict[str, object]: ...
+
+    def send(self, approved: Approved) -> SentJob:
+        """Start the job, once, also if an answer is lost."""
+
+
+class Jobs(Protocol):
+    """Jobs without a pipeline, in one project and region of a platform."""
+
+    @property
+    def endpoint(self) -> str:
+        """The address that requests are sent to."""
+
+    def connect(self) -> None:
+        """Raise UserError unless requests to that project may be sent from this machine. Nothing is sent."""
+
+    def request(
+        self, spec: CustomJobMessage, *, display_name: str, labels: Mapping[str, str], encryption_key: str = ""
+    ) -> JobRequest: ...
 
 
 class Published(Protocol):
@@ -272,6 +309,12 @@ class Platform(ABC):
         Raises UserError where the run was not started, or where that is not known, which the message says.
         """
         self._refuse("starts no runs by submit", "vlmpipe run")
+
+    # jobs without a pipeline, of a platform with takes_jobs
+
+    def jobs(self, project: str, location: str, service_account: str = "") -> Jobs:
+        """Jobs in that project and region. `service_account` is theirs, for errors about permissions."""
+        self._refuse("starts no jobs without a pipeline", "a run of the whole pipeline there")
 
     # pipelines that others start
 

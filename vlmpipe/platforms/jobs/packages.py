@@ -65,7 +65,7 @@ def built(uri: str) -> Path:
     return destination
 
 
-def for_vertex(config: RunConfig) -> tuple[RunConfig, dict[str, Path]]:
+def packaged(config: RunConfig) -> tuple[RunConfig, dict[str, Path]]:
     """`config` with packages on gs:// only, and the files to upload first: files by address.
 
     Addresses contain digests of the files: a package that did not change is not uploaded again.

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vlmpipe.platforms.compiled import Compiled, Template
     from vlmpipe.platforms.job_inputs import JobInputs
     from vlmpipe.platforms.vertex.graph import VertexGraph
+    from vlmpipe.platforms.vertex.job_requests import VertexJobs
     from vlmpipe.platforms.vertex.run import RunOnVertex
     from vlmpipe.platforms.vertex.schedules import VertexSchedule, VertexSchedules
     from vlmpipe.platforms.vertex.search import VertexSearch
@@ -212,6 +213,12 @@ class Vertex(Platform):
 
     def meanwhile(self, settings: ScheduleConfig) -> str:
         return f"a run due while others are active {'waits' if settings.allow_queueing else 'is skipped'}"
+
+    def jobs(self, project: str, location: str, service_account: str = "") -> VertexJobs:
+        from vlmpipe.google_cloud.client import Place
+        from vlmpipe.platforms.vertex.job_requests import VertexJobs
+
+        return VertexJobs(Place(project, location, service_account))
 
     def check_storage(self, config: RunConfig) -> list[str]:
         from vlmpipe.google_cloud.bucket_checks import require_buckets

@@ -20,6 +20,7 @@ from vlmpipe.platforms.requirements import (
     serving_image,
     violated,
 )
+from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
@@ -52,6 +53,16 @@ def require_vertex(config: RunConfig) -> None:
 def require_reached_files(config: RunConfig) -> None:
     """Raise RunFileError unless jobs on Vertex AI can read the run's files. A pipeline can be compiled without."""
     require_files(config, "Vertex AI", lambda uri: uri.startswith("gs://"), "a gs:// path")
+
+
+def require_own_project(project: str) -> None:
+    """Raise ConfigError for the project of the shipped run files."""
+    if project == EXAMPLE_PROJECT:
+        raise ConfigError(
+            f"gcp.project is {EXAMPLE_PROJECT}, the shipped example's",
+            expected="your own project, and your own bucket, service account and images with it",
+            fix="set the gcp section, cluster.image_uri and output.root_uri; env.sh.example shows what make fills in",
+        )
 
 
 def look_at(config: RunConfig, missing: Sequence[str]) -> Look:

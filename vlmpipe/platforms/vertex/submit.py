@@ -24,17 +24,15 @@ from vlmpipe.planner.spending.approval import (
 from vlmpipe.planner.sweep import plan_config
 from vlmpipe.platforms.base import Order
 from vlmpipe.platforms.compiled import FOLDER, Compiled
-from vlmpipe.platforms.example_values import EXAMPLE_PROJECT
-from vlmpipe.platforms.jobs.packages import for_vertex, upload
+from vlmpipe.platforms.jobs.packages import packaged, upload
 from vlmpipe.platforms.vertex.pipeline_job import Submission, prepare, send
-from vlmpipe.platforms.vertex.requirements import require_reached_files, require_vertex
+from vlmpipe.platforms.vertex.requirements import require_own_project, require_reached_files, require_vertex
 from vlmpipe.platforms.vertex.run import RunOnVertex
 from vlmpipe.platforms.vertex.runs.names import Address
 from vlmpipe.runs.submitted import RunRecord, job_id_at
-from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vlmpipe.config.run_config import RunConfig
+    pass
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ def submit_to_vertex(order: Order) -> SubmittedToVertex:
     With `force`, jobs that Vertex AI would refuse are still not compiled.
     """
     config, run_id, force = order.config, order.run_id, order.force
-    config, packages = for_vertex(config)
+    config, packages = packaged(config)
     require_vertex(config)
     require_reached_files(config)
     address = endpoint(config.gcp.location)
@@ -124,7 +122,7 @@ def submit_to_vertex(order: Order) -> SubmittedToVertex:
     submission = prepare(config, compiled.path, job_id=job_id, run_id=run_id, template_uri=template_uri)
     client, notes = None, list[str]()
     if not order.dry_run:
-        require_own_project(config)
+        require_own_project(config.gcp.project)
         client = pipeline_client(config.gcp.location)
         notes = [] if force else require_buckets(config)
     approved = require_approval(
@@ -146,12 +144,3 @@ def submit_to_vertex(order: Order) -> SubmittedToVertex:
     question = reasons_to_confirm(spending, limit_usd)
     needed = quotas(config)
     return SubmittedToVertex(submission, compiled, spending, question, address, resource_name, needed, tuple(notes))
-
-
-def require_own_project(config: RunConfig) -> None:
-    if config.gcp.project == EXAMPLE_PROJECT:
-        raise ConfigError(
-            f"gcp.project is {EXAMPLE_PROJECT}, the shipped example's",
-            expected="your own project, and your own bucket, service account and images with it",
-            fix="set the gcp section, cluster.image_uri and output.root_uri; env.sh.example shows what make fills in",
-        )

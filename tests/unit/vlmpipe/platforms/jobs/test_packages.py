@@ -12,7 +12,7 @@ from tests.support.paths import ROOT
 from tests.support.pipelines.run_files import small
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.validation_errors import RunFileError
-from vlmpipe.platforms.jobs.packages import built, for_vertex, upload
+from vlmpipe.platforms.jobs.packages import built, packaged, upload
 from vlmpipe.platforms.vertex.requirements import require_vertex
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage import open_storage
@@ -58,7 +58,7 @@ def test_packages_are_uploaded_once_and_the_job_names_them(tmp_path: Path, monke
     given = with_packages("gs://b/vlmpipe.whl", str(package))
     with pytest.raises(RunFileError, match="`vlmpipe submit` builds and uploads them"):
         require_vertex(given)
-    config, files = for_vertex(given)
+    config, files = packaged(given)
     assert config.train.trainer
     (first, second) = config.train.trainer.package_uris
     assert first == "gs://b/vlmpipe.whl" and list(files) == [second]
@@ -78,9 +78,9 @@ def test_a_built_package_without_the_module_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(package, "w") as archive:
         archive.writestr("other.py", "")
     with pytest.raises(ConfigError, match="no package of package_uris has train"):
-        for_vertex(with_packages(str(package)))
+        packaged(with_packages(str(package)))
 
 
 def test_a_run_file_without_packages_is_left_alone() -> None:
     config = small()
-    assert for_vertex(config) == (config, {})
+    assert packaged(config) == (config, {})
