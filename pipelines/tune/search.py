@@ -1,4 +1,4 @@
-"""`vlmpipe tune`: a search over fields of train and adapters, by a HyperparameterTuningJob or on this machine.
+"""`vlmpipe tune`: a search over fields of train and adapters, by a platform that searches, or on this machine.
 
 Both run the same CustomJob for a trial: `vlmpipe.trainer.trials.tune`, on the data and features of one earlier run.
 """
@@ -13,19 +13,19 @@ import math
 import os
 import random
 import re
-import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vlmpipe.config.overrides import apply_overrides
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.sections.tune import OF_ADAPTERS, ParameterSpec, TuneConfig, Value
-from vlmpipe.job_spec.build import job_settings, trials_spec
+from vlmpipe.job_spec.build import trials_spec
 from vlmpipe.job_spec.check import check_job_spec
 from vlmpipe.job_spec.forms import CustomJobSpec
+from vlmpipe.platforms.base import SearchOrder, SearchRequest
+from vlmpipe.platforms.table import DEFAULT, here, platform_of
 from vlmpipe.runs.folders.search import LocalSearch
 from vlmpipe.runs.searches import SEARCH_FILE, TABLE, Trial, ranked
 from vlmpipe.trainer.config.job import RunPaths
@@ -36,11 +36,6 @@ from vlmpipe.trainer.records.summary import Summary
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.storage.base import Storage, join_uri
 from vlmpipe.trainer.storage.records import read_record
-
-if TYPE_CHECKING:
-    from google.cloud.aiplatform_v1 import types as api
-
-    from vlmpipe.planner.spending.approval import Approved
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 SHARED = ("data", "model", "features")  # sections that trials take over from the run, with its prepared data
@@ -186,53 +181,10 @@ def trial_spec(search: Search) -> CustomJobSpec:
     return spec
 
 
-def tuning_job(search: Search, *, token: str = "") -> api.HyperparameterTuningJob:
-    """The request."""
-    from google.cloud.aiplatform_v1 import types as api
-
-    from vlmpipe.job_spec.parse import parse_job_spec
-    from vlmpipe.platforms.vertex.pipeline_job import SUBMISSION_LABEL
-
-    tuning, settings = search.tune, job_settings(search.config, "train")
-    key = settings.get("encryption_spec_key_name")
-    return api.HyperparameterTuningJob(
-        display_name=search.search_id,
-        study_spec=api.StudySpec(
-            metrics=[{"metric_id": tuning.metric, "goal": tuning.goal}],
-            parameters=[_parameter(name, parameter) for name, parameter in tuning.parameters.items()],
-            algorithm=tuning.algorithm,
-            **_stopping(tuning),
-        ),
-        max_trial_count=tuning.max_trial_count,
-        parallel_trial_count=tuning.parallel_trial_count,
-        max_failed_trial_count=tuning.max_failed_trial_count,
-        trial_job_spec=parse_job_spec(trial_spec(search)),
-        labels={**settings["labels"], **({SUBMISSION_LABEL: token} if token else {})},
-        encryption_spec=api.EncryptionSpec(kms_key_name=key) if key else None,
-    )
-
-
-def submit_search(search: Search, approved: Approved) -> api.HyperparameterTuningJob:
-    """Start the search on Vertex AI, once, also if an answer is lost."""
-    from google.cloud.aiplatform_v1 import types as api
-
-    from vlmpipe.google_cloud.client import Place, job_client, translate_errors
-    from vlmpipe.google_cloud.retries import PASSING, list_all, send_once
-    from vlmpipe.platforms.vertex.pipeline_job import SUBMISSION_LABEL
-
-    token, place = secrets.token_hex(8), Place.of(search.config)
-    job, client = tuning_job(search, token=token), job_client(place.location)
-    requested = api.ListHyperparameterTuningJobsRequest(
-        parent=place.parent, filter=f"labels.{SUBMISSION_LABEL}={token}"
-    )
-    with translate_errors(place, what="tuning job"):
-        try:
-            create = client.create_hyperparameter_tuning_job
-            return send_once(create, parent=place.parent, hyperparameter_tuning_job=job)
-        except PASSING:
-            if jobs := list_all(client.list_hyperparameter_tuning_jobs, requested):
-                return jobs[0]
-            raise
+def request_of(search: Search, target: str = DEFAULT) -> SearchRequest:
+    """The search as a request to a platform that searches by itself."""
+    order = SearchOrder(search.config, search.tune, search.search_id, trial_spec(search))
+    return platform_of(target).search(order)
 
 
 def run_search(search: Search) -> list[Trial]:
@@ -258,10 +210,9 @@ def run_search(search: Search) -> list[Trial]:
 
 def _run_trials(search: Search, store: Storage, table: list[Trial]) -> None:
     from vlmpipe.job_spec.worker_pools import STEP_LABEL
-    from vlmpipe.platforms.local.jobs.job import run_job
     from vlmpipe.trainer.monitoring.hypertune import METRIC_FILE_VARIABLE, TRIAL_VARIABLE
 
-    ended = {trial.trial for trial in table}
+    platform, ended = here(), {trial.trial for trial in table}
     for number, values in enumerate(points(search.tune), start=1):
         if number in ended:
             continue
@@ -279,7 +230,7 @@ def _run_trials(search: Search, store: Storage, table: list[Trial]) -> None:
         begun_s, error = time.monotonic(), ""
         metric: float | None = None
         try:
-            run_job(f"{search.search_id}-trial-{number}", spec, labels={STEP_LABEL: "trial"})
+            platform.run_job(search.config, f"{search.search_id}-trial-{number}", spec, {STEP_LABEL: "trial"})
             line = json.loads(open_storage(folder).read("metric.json").splitlines()[-1])
             metric = float(line[search.tune.metric])
         except UserError as failure:
@@ -338,15 +289,3 @@ def value_at(spec: ParameterSpec, share: float) -> Value:
         value = low + high - low * (high / low) ** (1 - share)
     value = min(max(value, low), high)
     return round(value) if spec.integer_value_spec else value
-
-
-def _stopping(tuning: TuneConfig) -> dict[str, object]:
-    """By steps, not by time: a trial's machines may be slower than another's."""
-    names = {"median": "median_automated_stopping_spec", "decay_curve": "decay_curve_stopping_spec"}
-    return {names[tuning.stopping]: {"use_elapsed_duration": False}} if tuning.stopping in names else {}
-
-
-def _parameter(name: str, spec: ParameterSpec) -> dict[str, object]:
-    kinds: Mapping[str, object] = spec.model_dump(exclude={"scale_type"}, exclude_none=True)
-    scale = {"scale_type": spec.scale_type} if spec.range else {}
-    return {"parameter_id": name, **kinds, **scale}

@@ -11,7 +11,7 @@ from typer.models import OptionInfo
 
 from vlmpipe import api
 from vlmpipe.cli.output import to_stderr
-from vlmpipe.platforms.table import DEFAULT, PLATFORMS, platform_of, services
+from vlmpipe.platforms.table import DEFAULT, PLATFORMS, platform_of, searching, services
 from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,6 +41,11 @@ def any_target(help: str) -> OptionInfo:
 def service_target(help: str) -> OptionInfo:
     """--target of a command for platforms that runs are submitted to."""
     return target_option(services, help)
+
+
+def search_target(help: str) -> OptionInfo:
+    """--target of a command for platforms that run trials of a search."""
+    return target_option(searching, help)
 
 
 def run_files(incomplete: str) -> list[str]:

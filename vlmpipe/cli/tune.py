@@ -7,27 +7,19 @@ import secrets
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, load, run_ids
+from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, load, run_ids, search_target
 from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
-from vlmpipe.platforms.table import platform_of
+from vlmpipe.platforms.table import DEFAULT, SEARCHES_FIRST, platform_of
 from vlmpipe.trainer.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
     from vlmpipe.pipelines.tune.search import Search
     from vlmpipe.planner.spending.approval import Approved
-
-
-class TuneTarget(StrEnum):
-    """Where trials run."""
-
-    local = "local"
-    vertex = "vertex"
 
 
 def tune(
@@ -42,7 +34,7 @@ def tune(
             autocompletion=run_ids,
         ),
     ] = "",
-    target: Annotated[TuneTarget, typer.Option(help="Where the trials run.")] = TuneTarget.local,
+    target: Annotated[str, search_target("Where the trials run.")] = SEARCHES_FIRST,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start a new search even if the last one here can be continued.")
     ] = False,
@@ -64,32 +56,30 @@ def tune(
     tuning_section = tuning.require_tuning(settings)
     search_id = f"{settings.name}-tune-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
     approved: Approved | None = None
-    if target == TuneTarget.local:
+    platform = platform_of(target)
+    if platform.is_here:
         if tuning_section.stopping != "none":
             to_stderr(f"note: tune.stopping {tuning_section.stopping} is Vertex AI's; here every trial runs to its end")
         tuning.points(tuning_section)  # an algorithm that is not here is refused before anything is written
     else:
-        platform_of(target.value).check(settings)
+        platform.check(settings)
         if not dry_run:
             approved = _approval(settings, yes=yes)
-    root_uri = platform_of(target.value).root_uri(settings)
+    root_uri = platform.root_uri(settings)
     from_run = full_name(from_run, settings.output.root_uri)
     search = tuning.open_search(settings, from_run, search_id, root_uri)
-    if target == TuneTarget.local and not fresh and (earlier := tuning.unfinished_search(search, root_uri)):
+    if platform.is_here and not fresh and (earlier := tuning.unfinished_search(search, root_uri)):
         to_stderr(f"continuing search {earlier}, which was stopped (--fresh starts a new one)")
         search = tuning.open_search(settings, from_run, earlier, root_uri)
     if dry_run:
-        from google.protobuf import json_format
-
-        job = tuning.tuning_job(search)
-        print_json(json_format.MessageToDict(type(job).pb(job)))
+        print_json(tuning.request_of(search, DEFAULT if platform.is_here else target).as_dict())
         return
     search.write()
-    if target == TuneTarget.vertex:
-        assert approved  # only a dry run has none
-        _submit(search, approved, as_json=as_json)
-    else:
+    if platform.is_here:
         _run(search, as_json=as_json)
+    else:
+        assert approved  # only a dry run has none
+        _submit(search, target, approved, as_json=as_json)
 
 
 def _approval(settings: RunConfig, *, yes: bool) -> Approved:
@@ -109,18 +99,18 @@ def _approval(settings: RunConfig, *, yes: bool) -> Approved:
     return require_approval(whole, confirm_above_usd=above, force=False, yes=yes, dry_run=False, ask=terminal_confirm())
 
 
-def _submit(search: Search, approved: Approved, *, as_json: bool) -> None:
-    from vlmpipe.pipelines.tune.search import submit_search
+def _submit(search: Search, target: str, approved: Approved, *, as_json: bool) -> None:
+    from vlmpipe.pipelines.tune.search import request_of
     from vlmpipe.runs.submitted import RunRecord
 
     with doing(f"submitting search {search.search_id}"):
-        job = submit_search(search, approved)
+        name = request_of(search, target).send(approved)
     # `vlmpipe status` and `cancel` then know the search by its id
-    RunRecord(job.name, search.uri, datetime.now(UTC).timestamp(), approved.spending.usd).write(search.search_id)
+    RunRecord(name, search.uri, datetime.now(UTC).timestamp(), approved.spending.usd).write(search.search_id)
     if as_json:
-        print_json({"search_id": search.search_id, "resource_name": job.name, "uri": search.uri})
+        print_json({"search_id": search.search_id, "resource_name": name, "uri": search.uri})
         return
-    lines = [f"search {search.search_id} started: {job.name}", f"  trials     {search.uri}/trial-N"]
+    lines = [f"search {search.search_id} started: {name}", f"  trials     {search.uri}/trial-N"]
     print_lines([*lines, f"  to follow  vlmpipe status {search.search_id} --watch"])
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
     from vlmpipe.config.run_settings import RunSettings
     from vlmpipe.config.sections.schedule import ScheduleConfig
+    from vlmpipe.config.sections.tune import TuneConfig
     from vlmpipe.config.validation_errors import Problem
     from vlmpipe.planner.spending.approval import Approved
     from vlmpipe.platforms.compiled import Compiled, Template
@@ -179,6 +180,25 @@ class Jobs(Protocol):
     ) -> JobRequest: ...
 
 
+@dataclass(frozen=True)
+class SearchOrder:
+    """A search to submit, whose folder holds the files that its trials share."""
+
+    config: RunConfig
+    tune: TuneConfig
+    search_id: str
+    trial: CustomJobSpec  # of every trial, without its values
+
+
+class SearchRequest(Protocol):
+    """A search, whole, before it is sent."""
+
+    def as_dict(self) -> dict[str, object]: ...
+
+    def send(self, approved: Approved) -> str:
+        """Start the search, once, also if an answer is lost. Returns its name on the service."""
+
+
 class Published(Protocol):
     """A pipeline in a registry of pipelines after `publish`."""
 
@@ -315,6 +335,10 @@ class Platform(ABC):
     def jobs(self, project: str, location: str, service_account: str = "") -> Jobs:
         """Jobs in that project and region. `service_account` is theirs, for errors about permissions."""
         self._refuse("starts no jobs without a pipeline", "a run of the whole pipeline there")
+
+    def search(self, order: SearchOrder) -> SearchRequest:
+        """The request for a search, of a platform that searches by itself."""
+        self._refuse("searches no settings by itself", "vlmpipe tune --target local")
 
     # pipelines that others start
 

@@ -15,20 +15,22 @@ if TYPE_CHECKING:
 
 
 class Line(NamedTuple):
-    """A platform: its class, which is imported when it is asked, and whether `vlmpipe submit` starts runs there."""
+    """A platform: its class, which is imported when it is asked, and the commands that start something there."""
 
     where: str
-    submits: bool = True
+    submits: bool = True  # vlmpipe submit
+    searches: bool = False  # vlmpipe tune
 
 
 # In the order of menus; the first is the default. Runs are looked for from the last on: to Vertex AI, the id of a job
 # in --project may have any form.
 PLATFORMS: dict[str, Line] = {
-    "vertex": Line("vlmpipe.platforms.vertex.platform:Vertex"),
+    "vertex": Line("vlmpipe.platforms.vertex.platform:Vertex", searches=True),
     "kubeflow": Line("vlmpipe.platforms.kubeflow.platform:Kubeflow"),
-    "local": Line("vlmpipe.platforms.local.platform:Local", submits=False),
+    "local": Line("vlmpipe.platforms.local.platform:Local", submits=False, searches=True),
 }
 DEFAULT = "vertex"
+SEARCHES_FIRST = "local"  # the default of vlmpipe tune
 
 
 def platform_of(name: str) -> Platform:
@@ -43,6 +45,11 @@ def platform_of(name: str) -> Platform:
 def services() -> list[str]:
     """Names of the platforms that `vlmpipe submit` starts runs on."""
     return [name for name, line in PLATFORMS.items() if line.submits]
+
+
+def searching() -> list[str]:
+    """Names of the platforms that `vlmpipe tune` runs trials on, this machine first."""
+    return [name for name, line in reversed(PLATFORMS.items()) if line.searches]
 
 
 def here() -> Platform:

@@ -17,7 +17,7 @@ from tests.support.vertex.search_runs import DIGITS, PRECISION, RATE, ROWS, conf
 from tests.support.vertex.submit_runs import APPROVED, Submit, commander
 from vlmpipe.google_cloud import retries
 from vlmpipe.google_cloud.client import ENDPOINT_VARIABLE
-from vlmpipe.pipelines.tune.search import Search, SearchStoppedError, run_search, submit_search, unfinished_search
+from vlmpipe.pipelines.tune.search import Search, SearchStoppedError, request_of, run_search, unfinished_search
 from vlmpipe.platforms.local.jobs import job as local_job
 from vlmpipe.runs.submitted import RunRecord
 from vlmpipe.trainer.errors import ExitCode, UserError
@@ -68,7 +68,7 @@ def trial(number: int, state: str, metric: float | None = None, reason: str = ""
 def test_a_search_on_vertex_is_watched_by_its_id_and_shows_the_best_trial_first(
     server: FakeVertex, sent: Search, vlmpipe: Submit
 ) -> None:
-    name = submit_search(sent, APPROVED).name
+    name = request_of(sent).send(APPROVED)
     RunRecord(name, sent.uri, 1.0, 30.0).write(sent.search_id)
     whole = [trial(1, "SUCCEEDED", 0.4), trial(2, "SUCCEEDED", 0.7), trial(3, "INFEASIBLE", reason="exit code 1")]
     server.tuning_jobs.moves = [
@@ -92,7 +92,7 @@ def test_a_search_on_vertex_is_watched_by_its_id_and_shows_the_best_trial_first(
 
 
 def test_a_search_on_vertex_is_cancelled_once(server: FakeVertex, sent: Search, vlmpipe: Submit) -> None:
-    name = submit_search(sent, APPROVED).name
+    name = request_of(sent).send(APPROVED)
     server.faults.append(Fault("drop_after", method="POST"))
     assert vlmpipe("cancel", name).code == 0
     again = vlmpipe("cancel", name, "--json")

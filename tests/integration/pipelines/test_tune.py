@@ -30,10 +30,9 @@ from vlmpipe.pipelines.tune.search import (
     Search,
     open_search,
     points,
+    request_of,
     require_tuning,
     run_search,
-    submit_search,
-    tuning_job,
     value_at,
 )
 from vlmpipe.platforms.local.jobs import job as local_job
@@ -79,7 +78,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeVertex]:
 
 
 def test_the_request_has_ranges_metric_and_trials_in_the_apis_terms(server: FakeVertex, sent: Search) -> None:
-    submit_search(sent, APPROVED)
+    request_of(sent).send(APPROVED)
     (job,) = server.tuning_jobs.jobs
     study = json_format.MessageToDict(api.StudySpec.pb(job.study_spec))
     assert study == {
@@ -115,7 +114,7 @@ def test_trials_are_stopped_early_by_training_metrics(
     with pytest.raises(ConfigError, match="validate_every_steps is 0"):
         opened(wanted.model_copy(update={"train": train}), bucket)
     train = wanted.train.model_copy(update={"validate_every_steps": 5})
-    submit_search(opened(wanted.model_copy(update={"train": train}), bucket), APPROVED)
+    request_of(opened(wanted.model_copy(update={"train": train}), bucket)).send(APPROVED)
     (job,) = server.tuning_jobs.jobs
     study = json_format.MessageToDict(api.StudySpec.pb(job.study_spec))
     assert study[field] == {} and study["metrics"] == [{"metricId": "validation_loss", "goal": "MINIMIZE"}]
@@ -125,15 +124,15 @@ def test_trials_are_stopped_early_by_training_metrics(
 def test_a_lost_answer_makes_no_second_search(server: FakeVertex, sent: Search, action: Any, jobs: int) -> None:
     server.faults.append(Fault(action))
     if jobs:
-        assert submit_search(sent, APPROVED).name.endswith("/5001")
+        assert request_of(sent).send(APPROVED).endswith("/5001")
     else:
         with pytest.raises(UserError, match="does not answer"):
-            submit_search(sent, APPROVED)
+            request_of(sent).send(APPROVED)
     assert len(server.tuning_jobs.jobs) == jobs
 
 
 def test_the_server_refuses_a_search_that_the_api_would(server: FakeVertex, sent: Search) -> None:
-    good: dict[str, Any] = json.loads(json_format.MessageToJson(api.HyperparameterTuningJob.pb(tuning_job(sent))))
+    good: dict[str, Any] = request_of(sent).as_dict()
     study = good["studySpec"]
     rate, rows = study["parameters"][:2]
     bad: list[dict[str, Any]] = [

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmpipe.job_spec.forms import CustomJobSpec, Scheduling
-from vlmpipe.platforms.base import Look, Order, Platform
+from vlmpipe.platforms.base import Look, Order, Platform, SearchOrder
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vlmpipe.platforms.vertex.search import VertexSearch
     from vlmpipe.platforms.vertex.submit import SubmittedToVertex
     from vlmpipe.platforms.vertex.templates import PublishedTemplate
+    from vlmpipe.platforms.vertex.tuning_job import TuningJobRequest
     from vlmpipe.records.registered import Registered
     from vlmpipe.serving.agreement import Agreement
     from vlmpipe.serving.questions import ValidationQuestion
@@ -219,6 +220,11 @@ class Vertex(Platform):
         from vlmpipe.platforms.vertex.job_requests import VertexJobs
 
         return VertexJobs(Place(project, location, service_account))
+
+    def search(self, order: SearchOrder) -> TuningJobRequest:
+        from vlmpipe.platforms.vertex.tuning_job import TuningJobRequest
+
+        return TuningJobRequest(order)
 
     def check_storage(self, config: RunConfig) -> list[str]:
         from vlmpipe.google_cloud.bucket_checks import require_buckets
