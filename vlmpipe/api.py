@@ -209,9 +209,10 @@ def submit(
     """
     from vlmpipe.pipelines.submit import submit_run
     from vlmpipe.platforms.short_names import submitted_to_continue
+    from vlmpipe.platforms.table import DEFAULT
 
     config = _loaded(config)
-    run_id = submitted_to_continue(run_id, config, "vertex")
+    run_id = submitted_to_continue(run_id, config, DEFAULT)
     return submit_run(config, source=config.source, run_id=run_id, force=force, yes=yes, dry_run=dry_run, ask=None)
 
 

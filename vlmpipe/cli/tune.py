@@ -13,7 +13,7 @@ import typer
 
 from vlmpipe.cli.arguments import AsJson, Overrides, RunFile, load, run_ids, search_target
 from vlmpipe.cli.output import doing, print_json, print_lines, to_stderr
-from vlmpipe.platforms.table import DEFAULT, SEARCHES_FIRST, platform_of
+from vlmpipe.platforms.table import DEFAULT, platform_of, searching
 from vlmpipe.trainer.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def tune(
             autocompletion=run_ids,
         ),
     ] = "",
-    target: Annotated[str, search_target("Where the trials run.")] = SEARCHES_FIRST,
+    target: Annotated[str, search_target("Where the trials run.")] = searching()[0],
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start a new search even if the last one here can be continued.")
     ] = False,

@@ -29,8 +29,7 @@ PLATFORMS: dict[str, Line] = {
     "kubeflow": Line("vlmpipe.platforms.kubeflow.platform:Kubeflow"),
     "local": Line("vlmpipe.platforms.local.platform:Local", submits=False, searches=True),
 }
-DEFAULT = "vertex"
-SEARCHES_FIRST = "local"  # the default of vlmpipe tune
+DEFAULT = next(iter(PLATFORMS))
 
 
 def platform_of(name: str) -> Platform:
