@@ -312,7 +312,7 @@ soak: $(INSTALLED_DEV)  ## real training under SIGKILL at random times, N rounds
 FUZZ := VLMPIPE_FUZZ_EXAMPLES
 FUZZ_DATA := $(addprefix tests/unit/, $(addprefix trainer/data/, prepare/test_mutations.py images/test_strip_exif.py \
     sources/test_containers.py sources/test_damaged_tables.py test_video.py test_pdf_pages.py test_tokenize.py chat/test_render_process.py \
-    shards/test_prepared_files.py) trainer/models/test_safetensors_header.py vlmpipe/runs/test_file_check.py)
+    shards/test_prepared_files.py) trainer/models/test_safetensors_header.py vlmpipe/runs/folders/test_file_check.py)
 FUZZ_CONFIG := tests/unit/vlmpipe/config/test_run_file_fuzz.py tests/integration/pipelines/test_run_file_mutations.py
 
 .PHONY: fuzz-data
