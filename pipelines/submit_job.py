@@ -126,7 +126,7 @@ def submit_training(
     request = _training_job(config, jobs, run_uri)
     sent = None if dry_run else request.send(approved)
     if sent:
-        record_job(sent, run_uri, spending.usd, source)
+        record_job(sent, target, run_uri, spending.usd, source)
     question = reasons_to_confirm(spending, limit_usd)
     return SubmittedJob(request, run_uri, spending, question, platform.title, jobs.endpoint, sent)
 
@@ -188,7 +188,7 @@ def submit_spec(
     sent = None if dry_run else request.send(approved)
     run_uri = spec.base_output_directory.output_uri_prefix
     if sent:
-        record_job(sent, run_uri, None, ("--job-spec", str(path)))
+        record_job(sent, target, run_uri, None, ("--job-spec", str(path)))
     return SubmittedJob(
         request,
         run_uri,
@@ -271,6 +271,7 @@ def _key(encryption_spec: object) -> str:
     return str(names.get("kms_key_name") or names.get("kmsKeyName") or "")
 
 
-def record_job(sent: SentJob, run_uri: str, usd: float | None, source: Sequence[str]) -> None:
+def record_job(sent: SentJob, target: str, run_uri: str, usd: float | None, source: Sequence[str]) -> None:
     """Record the job, so that `vlmpipe status` and the others know it by its name."""
-    RunRecord(sent.resource_name, run_uri, datetime.now().timestamp(), usd, tuple(source)).write(sent.name)
+    now_s = datetime.now().timestamp()
+    RunRecord(sent.resource_name, run_uri, now_s, usd, tuple(source), service=target).write(sent.name)

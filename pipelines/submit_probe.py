@@ -99,7 +99,7 @@ def submit_probe(
         alone = probe_spending(config, [machine])
         submitted.append(SubmittedJob(request, paths.run_uri, alone, question, platform.title, jobs.endpoint, sent))
         if sent:
-            record_job(sent, paths.run_uri, alone.usd, source)
+            record_job(sent, target, paths.run_uri, alone.usd, source)
     return SubmittedProbe(tuple(submitted), tuple(machine.step for machine in machines), spending, paths.run_uri)
 
 

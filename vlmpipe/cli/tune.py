@@ -106,7 +106,9 @@ def _submit(search: Search, target: str, approved: Approved, *, as_json: bool) -
     with doing(f"submitting search {search.search_id}"):
         name = request_of(search, target).send(approved)
     # `vlmpipe status` and `cancel` then know the search by its id
-    RunRecord(name, search.uri, datetime.now(UTC).timestamp(), approved.spending.usd).write(search.search_id)
+    RunRecord(name, search.uri, datetime.now(UTC).timestamp(), approved.spending.usd, service=target).write(
+        search.search_id
+    )
     if as_json:
         print_json({"search_id": search.search_id, "resource_name": name, "uri": search.uri})
         return

@@ -207,7 +207,7 @@ class Published(Protocol):
 
 
 class Look(NamedTuple):
-    """What a platform says of a run file in one line."""
+    """A platform's answer to `vlmpipe check` in one line."""
 
     state: Literal["ok", "warning", "unchecked"]
     text: str
@@ -245,7 +245,7 @@ class Platform(ABC):
                 yield from map(str, error.problems)
 
     def look(self, config: RunConfig) -> Look | None:
-        """What `vlmpipe check` says of the run file there; None for nothing."""
+        """Its line of `vlmpipe check` for the run file; None for no line."""
         return None
 
     def unused(self, config: RunConfig) -> list[Problem]:

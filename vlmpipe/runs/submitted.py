@@ -1,4 +1,4 @@
-"""Records of the runs that were submitted from this folder, to Vertex AI or Kubeflow."""
+"""Records of the runs that were submitted from this folder to a service."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from vlmpipe.trainer.errors import UserError, print_warning
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -25,6 +25,7 @@ class RunRecord:
     """Content of build/submitted/<job id>.json, written by `vlmpipe submit`.
 
     resource_name: on Kubeflow a link to the run's page. usd: None if the plan has no cost. namespace: on Kubeflow.
+    service: the platform, by its name for --target; empty in a record of an earlier version.
     subcommand: that derived the run file from another, such as curve; empty for `vlmpipe submit`.
     """
 
@@ -36,11 +37,12 @@ class RunRecord:
     version: int = 1
     namespace: str = ""
     subcommand: str = ""
+    service: str = ""
 
     @property
-    def target(self) -> Literal["vertex", "kubeflow"]:
+    def target(self) -> str:
         """The service that it was sent to."""
-        return "vertex" if self.resource_name.startswith("projects/") else "kubeflow"
+        return self.service or ("vertex" if self.resource_name.startswith("projects/") else "kubeflow")
 
     @property
     def can_continue(self) -> bool:

@@ -138,6 +138,7 @@ def submit_to_kubeflow(order: Order) -> SubmittedToKubeflow:
         tuple(order.source),
         namespace=section.namespace,
         subcommand=config.subcommand,
+        service="kubeflow",
     )
     record.write(name)
     run = KubeflowRun(run.endpoint, run.run_id, name, section.namespace, run_uri)

@@ -188,10 +188,10 @@ class Vertex(Platform):
     def schedules(self, config: RunConfig) -> VertexSchedules:
         from vlmpipe.google_cloud.client import Place, schedule_client
         from vlmpipe.platforms.vertex.schedules import VertexSchedules
-        from vlmpipe.platforms.vertex.submit import require_own_project
+        from vlmpipe.platforms.vertex.requirements import require_own_project
 
         self.check(config)
-        require_own_project(config)
+        require_own_project(config.gcp.project)
         return VertexSchedules(Place.of(config), schedule_client(config.gcp.location))
 
     def wanted_schedule(

@@ -66,7 +66,7 @@ def require_own_project(project: str) -> None:
 
 
 def look_at(config: RunConfig, missing: Sequence[str]) -> Look:
-    """What `vlmpipe check` says of a run file that lacks this for Vertex AI."""
+    """The line of `vlmpipe check` for a run file that lacks this for Vertex AI."""
     project, location = config.gcp.project, config.gcp.location
     if missing:
         return Look("unchecked", f"runs here, not on Vertex AI: {'; '.join(missing)}")

@@ -139,6 +139,7 @@ def submit_to_vertex(order: Order) -> SubmittedToVertex:
             spending.usd,
             tuple(order.source),
             subcommand=config.subcommand,
+            service="vertex",
         )
         note.write(submission.job_id)  # `vlmpipe status` and the others then know the run by the name of its job
     question = reasons_to_confirm(spending, limit_usd)
