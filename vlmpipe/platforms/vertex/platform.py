@@ -187,8 +187,8 @@ class Vertex(Platform):
 
     def schedules(self, config: RunConfig) -> VertexSchedules:
         from vlmpipe.google_cloud.client import Place, schedule_client
-        from vlmpipe.platforms.vertex.schedules import VertexSchedules
         from vlmpipe.platforms.vertex.requirements import require_own_project
+        from vlmpipe.platforms.vertex.schedules import VertexSchedules
 
         self.check(config)
         require_own_project(config.gcp.project)
