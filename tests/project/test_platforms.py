@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
-from tests.support.short_form import only_whole
 from vlmpipe.platforms.base import Platform
 from vlmpipe.platforms.table import PLATFORMS, platform_of
 
@@ -153,7 +152,7 @@ def without(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tree
 
 
-@only_whole
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_without_a_service_the_rest_imports_and_its_commands_run(without: Path) -> None:
     def python(*arguments: str) -> str:

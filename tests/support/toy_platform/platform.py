@@ -35,7 +35,7 @@ from vlmpipe.records.registered import Registered
 from vlmpipe.runs.submitted import RunRecord
 from vlmpipe.serving.agreement import Agreement, measure_agreement, require_agreement
 from vlmpipe.serving.openai import Answer
-from vlmpipe.serving.questions import HeldOutQuestion
+from vlmpipe.serving.questions import ValidationQuestion
 
 BUCKET = "toy://"
 
@@ -113,7 +113,7 @@ class Toy(Platform):
         return ToyRun(Path(place["folder"], f"{job_name}.json")).reader()().is_over
 
     def deploy(
-        self, run_uri: str, run: RunSettings, registered: Registered, questions: Sequence[HeldOutQuestion]
+        self, run_uri: str, run: RunSettings, registered: Registered, questions: Sequence[ValidationQuestion]
     ) -> tuple[Agreement, dict[str, object]]:
         replies = iter([self.answers.get(question.id, question.evaluated) for question in questions])
         result = measure_agreement(questions, lambda _chat, _tokens: Answer(next(replies), "stop"))

@@ -25,7 +25,7 @@ from vlmpipe.platforms.find import find
 from vlmpipe.platforms.job_step import run_custom_job
 from vlmpipe.platforms.table import DEFAULT, PLATFORMS, Line, here, platform_of, searching, services
 from vlmpipe.runs import submitted
-from vlmpipe.serving.questions import held_out_questions
+from vlmpipe.serving.questions import validation_questions
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage.records import read_record_file
 
@@ -151,7 +151,7 @@ def test_a_model_is_deployed_there_if_it_answers_as_evaluated(folder: Path, tmp_
     write_json(run / "run.json", {**settings, "deploy": {"endpoint": "digits", "smoke_questions": 3}})
     assert deploy_run(str(run), "toy").asked == 3 and read_record_file(run / "deployed.json")["toy"] == "digits"
     (run / "deployed.json").unlink()
-    question = held_out_questions(str(run), 3)[0]
+    question = validation_questions(str(run), 3)[0]
     Toy.answers = {question.id: "something else"}
     try:
         with pytest.raises(UserError) as refused:
