@@ -245,7 +245,7 @@ class Platform(ABC):
                 yield from map(str, error.problems)
 
     def look(self, config: RunConfig) -> Look | None:
-        """Its line of `vlmpipe check` for the run file; None for no line."""
+        """Return the line of `vlmpipe check` for the run file; None for no line."""
         return None
 
     def unused(self, config: RunConfig) -> list[Problem]:
