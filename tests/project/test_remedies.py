@@ -35,9 +35,9 @@ HF_TOKEN = ("model.hub_token_secret", "HF_TOKEN", "hf auth login")
 TABLE: dict[str, tuple[str, ...]] = {
     # ---- the machine check
     "build the trainer image from the version of vlmpipe that submits the run": (),
-    "start fewer (cluster.processes_per_replica={found}, cluster.replica_count=1), or train on the CPU "
+    "start fewer (cluster.processes_per_replica={count}, cluster.replica_count=1), or train on the CPU "
     "(CUDA_VISIBLE_DEVICES set to nothing)": (
-        "cluster.processes_per_replica={found}", "cluster.replica_count=1", "CUDA_VISIBLE_DEVICES"
+        "cluster.processes_per_replica={count}", "cluster.replica_count=1", "CUDA_VISIBLE_DEVICES"
     ),
     "start the job again, on another machine: a GPU or its driver hangs here": (),
     "the lines above are its own; if they name the driver or a GPU, start the job on another machine": (),
@@ -170,7 +170,7 @@ VARIABLES = {
 }
 # In the place of what a program puts in.
 VALUES = {
-    "{variable}": "TOKEN", "{found}": "1", "{place.project}": "my-project", "{role}": "roles/aiplatform.user",
+    "{variable}": "TOKEN", "{count}": "1", "{place.project}": "my-project", "{role}": "roles/aiplatform.user",
     "{product.api}": "aiplatform.googleapis.com",
 }  # fmt: skip
 # What a remedy's text has beside words: commands, options, fields, variables, paths.

@@ -270,31 +270,25 @@ def _cost(cost: CostJson, bill: BillJson | None) -> Iterator[RenderableType]:
         chosen = term == cost["term"]
         mark = f" ◂ option {numbers[term]}" if term in numbers else " ◂ run file" if chosen and not numbers else ""
         table.add_column(f"{term}{mark}", justify="right", style="bold" if chosen else "")
-    table.add_row(
-        "whole run", *(amount(term_cost["usd"]) if term_cost["possible"] else "–" for term_cost in terms.values())
-    )
-    for job in dict.fromkeys(step["job"] for term_cost in terms.values() for step in term_cost["steps"]):
-        steps = [_step_of(term_cost, job) for term_cost in terms.values()]
+    table.add_row("whole run", *(amount(costs["usd"]) if costs["possible"] else "–" for costs in terms.values()))
+    for job in dict.fromkeys(step["job"] for costs in terms.values() for step in costs["steps"]):
+        steps = [_step_of(costs, job) for costs in terms.values()]
         table.add_row(
             f"  {job}",
-            *(
-                _share(step) if term_cost["possible"] else "–"
-                for term_cost, step in zip(terms.values(), steps, strict=True)
-            ),
+            *(_share(step) if costs["possible"] else "–" for costs, step in zip(terms.values(), steps, strict=True)),
         )
     table.add_row(
-        "lost to interruptions",
-        *(_lost(term_cost["lost"]) if term_cost["possible"] else "–" for term_cost in terms.values()),
+        "lost to interruptions", *(_lost(costs["lost"]) if costs["possible"] else "–" for costs in terms.values())
     )
     yield table
     for name, other_place in cost["elsewhere"].items():
         price = amount(other_place["usd"]) if other_place["possible"] else f"not possible: {other_place['why_not']}"
         yield Text(f"Option {numbers[name]}, {name}, in another region: {price}.")
-    for term, other_place in terms.items():
-        if not other_place["possible"]:
-            yield Text(f"{term} is not possible: {other_place['why_not']}.")
-    possible = [term_cost for term_cost in terms.values() if term_cost["possible"]]
-    missing = dict.fromkeys(name for term_cost in possible for name in term_cost["missing"])
+    for term, costs in terms.items():
+        if not costs["possible"]:
+            yield Text(f"{term} is not possible: {costs['why_not']}.")
+    possible = [costs for costs in terms.values() if costs["possible"]]
+    missing = dict.fromkeys(name for costs in possible for name in costs["missing"])
     if missing:
         yield Text(f"No price is known for: {'; '.join(missing)}. It is not in the sums.", style="yellow")
     if bill:
