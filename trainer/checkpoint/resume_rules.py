@@ -97,7 +97,7 @@ RULES: tuple[Rule, ...] = (
             "strategy tensor_parallel sequence_parallel pipeline_parallel virtual_stages context_parallel "
             "micro_batch_size offload shard_frozen_weights reshard_after_forward prefetch_layers "
             "activation_checkpointing tower_activation_checkpointing activation_offloading loss_chunk_tokens "
-            "compile compile_backend zero_hpz",
+            "compile compile_backend",
         ),
         "Where and how the same sums are computed. With another number of ranks or other degrees, dropout continues "
         "with draws of its own.",

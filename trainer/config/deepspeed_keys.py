@@ -30,7 +30,6 @@ DECIDED_HERE = {
     "zero_allow_untested_optimizer": "train.optimizer",
     "zero_force_ds_cpu_optimizer": "train.optimizer",
     "zero_optimization.stage": "train.strategy",
-    "zero_optimization.zero_hpz_partition_size": "train.zero_hpz",
     "zero_optimization.offload_optimizer": "train.offload",
     "zero_optimization.offload_param": "train.offload",
     "zero_optimization.cpu_offload": "train.offload",
@@ -38,6 +37,8 @@ DECIDED_HERE = {
     "zero_optimization.cpu_offload_use_pin_memory": "train.offload",
 }
 
+# Ranks that share a second copy of ZeRO-3's weights (ZeRO++ hpZ), so that weights stay inside of them.
+NODE_COPY = "zero_optimization.zero_hpz_partition_size"
 Kind = Literal["switch", "count", "steps", "number", "share", "level", "section"]
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
@@ -72,6 +73,7 @@ PASSED_ON: Mapping[str, Kind] = {
         "stage3_param_persistence_threshold stage3_model_persistence_threshold stage3_max_live_parameters "
         "stage3_max_reuse_distance stage3_module_granularity_threshold",
     ),
+    NODE_COPY: "steps",
 }
 EXPECTED: Mapping[Kind, str] = {
     "switch": "true or false",
@@ -128,6 +130,7 @@ READ_UNDER: Mapping[str, tuple[frozenset[str], str]] = {
             *(name for name in PASSED_ON if name.startswith("zero_optimization.stage3_")),
             *_zero("switch", "log_trace_cache_warnings enable_sanity_checks"),
             "zero_optimization.sub_group_size",
+            NODE_COPY,
         ),
         (frozenset({"zero3"}), "it is for ZeRO-3's weights"),
     ),

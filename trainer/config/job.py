@@ -36,6 +36,7 @@ ANY_VALUE = object()
 GONE: dict[str, dict[str, object]] = {
     "train": {
         "overlap_vision_encoder": False,
+        "zero_hpz": False,
         "zero_quantized_weights": False,
         "zero_quantized_gradients": False,
         "nvme_path": "",

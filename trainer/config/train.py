@@ -145,7 +145,6 @@ def _require_support(train: TrainConfig) -> None:
         _offload_works,
         _frozen_sharding_works,
         _gathering_works,
-        _hpz_works,
     ):
         require(train)
 
@@ -287,11 +286,6 @@ def _gathering_works(train: TrainConfig) -> None:
                 f"{name} {value} does not apply to strategy {train.strategy}: use one of {', '.join(GATHERING)}, "
                 "or leave it out"
             )
-
-
-def _hpz_works(train: TrainConfig) -> None:
-    if train.zero_hpz and train.strategy != "zero3":
-        raise ValueError(f"zero_hpz does not work with strategy {train.strategy}: use zero3, or set it to false")
 
 
 def _require_state_types(train: TrainConfig) -> None:

@@ -209,18 +209,12 @@ class TrainFields(Section):
         description="Number type in which ddp sends gradients: bf16 and fp16 take half the bytes and round the sums, "
         "and fp16 loses gradients below 6e-8; none sends fp32.",
     )
-    zero_hpz: bool = Field(
-        False,
-        description="Keep a second copy of the weights, sharded over the ranks of each node, so that weights are sent "
-        "between nodes once a step instead of twice a micro-batch (ZeRO++ hpZ); a rank takes the bytes of "
-        "all weights / ranks of its node more memory. For zero3 on several nodes. Set it where the network "
-        "between nodes is slow.",
-    )
     deepspeed: dict[str, Any] = Field(
         default_factory=dict,
         description="DeepSpeed settings that replace those derived from this file, key by key. For the zero "
         "strategies. Keys that this file decides or that would have no effect are refused; the result is written to "
-        "deepspeed.json.",
+        "deepspeed.json. zero_optimization.zero_hpz_partition_size, as many as a node's processes, keeps a second copy "
+        "of the weights in each node (ZeRO++ hpZ): for zero3 where the network between nodes is slow.",
     )
     wandb: WandbConfig = Field(default_factory=WandbConfig, description="Metrics on Weights & Biases.")
     mlflow: MlflowConfig = Field(default_factory=MlflowConfig, description="Metrics in MLflow.")

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vlmpipe.trainer.config.deepspeed_keys import NODE_COPY
 from vlmpipe.trainer.config.train import TrainConfig
 
 LARGEST_BUCKET_ELEMENTS = 500_000_000  # DeepSpeed's default
 # Of two buckets, one of which is filled while the other is reduced: no more memory than one of the largest.
 OVERLAPPED_BUCKET_ELEMENTS = LARGEST_BUCKET_ELEMENTS // 2
+HPZ = NODE_COPY.rpartition(".")[2]
 LIVE_LAYERS = 2  # that ZeRO-3 may hold gathered at a time
 
 
@@ -99,17 +101,25 @@ def bucket_limit(*, stage: int, overlaps: bool) -> int:
     return OVERLAPPED_BUCKET_ELEMENTS if overlaps and stage < 3 else LARGEST_BUCKET_ELEMENTS
 
 
-def node_weights(config: TrainConfig, *, nodes: int, node_ranks: int) -> dict[str, object]:
-    """Settings for a copy of the weights in each node. DeepSpeed groups consecutive ranks: those of a node."""
-    enabled = config.zero_hpz and uses_hpz(nodes=nodes, node_ranks=node_ranks)
-    return {"zero_hpz_partition_size": node_ranks} if enabled else {}
+def requested_copy_ranks(deepspeed: Mapping[str, Any]) -> int:
+    """Ranks that share a second copy of the weights (ZeRO++ hpZ) by a train.deepspeed; 0 where it asks for none."""
+    return int(deepspeed.get("zero_optimization", {}).get(HPZ, 0))
 
 
-def uses_hpz(*, nodes: int, node_ranks: int) -> bool:
-    """Return whether `train.zero_hpz` has an effect: a single node has all weights, and DeepSpeed ignores groups of
+def node_copy_ranks(deepspeed: Mapping[str, Any], *, nodes: int, node_ranks: int) -> int:
+    """Ranks that do share a second copy, 0 for none: a single node has all weights, and DeepSpeed ignores groups of
     one.
     """
-    return nodes > 1 and node_ranks > 1
+    ranks = requested_copy_ranks(deepspeed)
+    return ranks if min(ranks, nodes, node_ranks) > 1 else 0
+
+
+def with_node_copy(deepspeed: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+    """A train.deepspeed by which these ranks share a second copy of the weights; 0 for no copy."""
+    zero = {name: value for name, value in deepspeed.get("zero_optimization", {}).items() if name != HPZ}
+    zero |= {HPZ: ranks} if ranks else {}
+    others = {name: value for name, value in deepspeed.items() if name != "zero_optimization"}
+    return others | ({"zero_optimization": zero} if zero else {})
 
 
 def laid_over(settings: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:

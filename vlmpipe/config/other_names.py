@@ -52,12 +52,14 @@ WORDS = {
     "mirror_lag_warning_s": "leave it out: a mirror that lags is said after half an hour",
     "min_num_params": "leave it out: layers are FSDP's units, which suit every size",
 }
+_NODE_COPY = "train.deepspeed: {zero_optimization: {zero_hpz_partition_size: N}}, N the processes of a node"
 # Fields that are gone (docs/decisions/0148), and what does their work.
 GONE = {
     "train.powersgd": "train.gradient_compression: bf16, or train.reduce_dtype: bf16",
     "train.overlap_vision_encoder": "features.cache: on, by which a frozen encoder runs once",
-    "train.zero_quantized_weights": "train.zero_hpz, which rounds nothing",
-    "train.zero_quantized_gradients": "train.zero_hpz, which rounds nothing",
+    "train.zero_quantized_weights": f"{_NODE_COPY}; it rounds nothing",
+    "train.zero_quantized_gradients": f"{_NODE_COPY}; it rounds nothing",
+    "train.zero_hpz": _NODE_COPY,
     "train.nvme_path": "train.offload, which keeps that state in the machine's memory; plan says whether it fits",
     "plan.disk_gbytes_per_s": "train.offload: no state lies on a disk",
     "checkpoint.keep_best": "checkpoint.export: best, with train.validate_every_steps",

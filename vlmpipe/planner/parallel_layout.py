@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.trainer.config.strategies import CONTEXT_PARALLEL
-from vlmpipe.trainer.sizing.deepspeed_config import uses_hpz
+from vlmpipe.trainer.sizing.deepspeed_config import node_copy_ranks
 
 SHARDED_BY_FSDP = ("fsdp", "hsdp", "tp", "pp", "tp+pp+dp")
 
@@ -84,7 +84,7 @@ def layout_of(config: RunConfig) -> Layout:
         pipeline_parallel=config.train.pipeline_parallel,
         virtual_stages=config.train.virtual_stages,
         context_parallel=config.train.context_parallel,
-        node_weights=config.train.zero_hpz,
+        copy_ranks=node_copy_ranks(config.train.deepspeed, nodes=cluster.replica_count, node_ranks=cluster.processes),
     )
 
 
@@ -108,14 +108,14 @@ def make_layout(
     pipeline_parallel: int = 1,
     virtual_stages: int = 1,
     context_parallel: int = 1,
-    node_weights: bool = False,
+    copy_ranks: int = 0,
 ) -> Layout:
     """Raises KeyError for a strategy that is not in STRATEGIES; the ranks must divide by the model's."""
     degrees = (tensor_parallel, pipeline_parallel, virtual_stages)
     bare = Layout(strategy, nodes, ranks_per_node, *degrees, context_parallel=context_parallel)
     assert bare.world_size % (bare.model_ranks * context_parallel) == 0, bare
-    if node_weights and strategy == "zero3" and uses_hpz(nodes=nodes, node_ranks=ranks_per_node):
-        bare = replace(bare, copy_shards=ranks_per_node)
+    if copy_ranks and strategy == "zero3":
+        bare = replace(bare, copy_shards=copy_ranks)
     in_node = ranks_per_node // min(bare.model_ranks, ranks_per_node)
     shards = in_node if strategy == "hsdp" else bare.replicas
     sharded: dict[str, Any] = dict.fromkeys(STRATEGIES[strategy], shards)

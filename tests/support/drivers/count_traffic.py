@@ -30,7 +30,7 @@ MARK = "traffic: "
 SELECTIVE = {"activation_checkpointing": "selective"}
 # Beside each strategy by itself: changes of the model section, and of the train section.
 OTHERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "zero3 node weights": ("zero3", {}, {"zero_hpz": True}),
+    "zero3 node weights": ("zero3", {}, {"deepspeed": {"zero_optimization": {"zero_hpz_partition_size": 2}}}),
     "zero3 after them": ("zero3", {}, {}),  # in the same process, of which DeepSpeed keeps the groups
     "fsdp gathered once": ("fsdp", {}, {"reshard_after_forward": "never"}),
     "fsdp gathered twice": ("fsdp", {}, {"reshard_after_forward": "always"}),

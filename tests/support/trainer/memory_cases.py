@@ -63,7 +63,8 @@ class Case:
     @property
     def nodes(self) -> int:
         """Nodes that share the processes: what hybrid sharding and a node's copy of the weights are about."""
-        return 2 if self.strategy == "hsdp" or "train.zero_hpz" in self.changes else 1
+        zero = self.changes.get("train.deepspeed", {}).get("zero_optimization", {})
+        return 2 if self.strategy == "hsdp" or "zero_hpz_partition_size" in zero else 1
 
     def config(self, world_size: int) -> RunConfig:
         """The run file of this case."""

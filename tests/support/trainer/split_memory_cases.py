@@ -20,7 +20,7 @@ from tests.support.trainer.memory_cases import (
     Case,
 )
 
-NODE_WEIGHTS: dict[str, Any] = {"train.zero_hpz": True}
+NODE_WEIGHTS: dict[str, Any] = {"train.deepspeed": {"zero_optimization": {"zero_hpz_partition_size": 2}}}
 # On four processes, two on each of two nodes.
 HYBRID_CASES = {
     **{

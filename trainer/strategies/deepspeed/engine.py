@@ -26,7 +26,14 @@ from vlmpipe.trainer.models.attention.mixers import BY_SAMPLE
 from vlmpipe.trainer.models.base import ShardingUnits
 from vlmpipe.trainer.models.layers.experts import COMPUTES_WEIGHTS
 from vlmpipe.trainer.optimizer.build import build_optimizer, set_rates
-from vlmpipe.trainer.sizing.deepspeed_config import Sizes, engine_settings, laid_over, node_weights, offloading
+from vlmpipe.trainer.sizing.deepspeed_config import (
+    Sizes,
+    engine_settings,
+    laid_over,
+    node_copy_ranks,
+    offloading,
+    with_node_copy,
+)
 from vlmpipe.trainer.strategies.base import SavedFiles, StepResult
 from vlmpipe.trainer.strategies.deepspeed.fragments import agreed_updates, fragments_of
 from vlmpipe.trainer.strategies.deepspeed.linear_regather import recompute_gathered_linear
@@ -65,9 +72,8 @@ class Zero:
         micro_steps = config.global_batch_size // (config.micro_batch_size * data_parallel)
         settings = engine_settings(config, stage=stage, micro_steps=micro_steps, sizes=sizes_of(module, blocks))
         settings["zero_optimization"] |= offloading(config, on_gpu=worker.device.type == "cuda")
-        of_node = node_weights(config, nodes=worker.num_nodes, node_ranks=worker.local_world_size)
-        settings["zero_optimization"] |= of_node
-        self.settings = laid_over(settings, config.deepspeed)
+        copy_ranks = node_copy_ranks(config.deepspeed, nodes=worker.num_nodes, node_ranks=worker.local_world_size)
+        self.settings = laid_over(settings, with_node_copy(config.deepspeed, copy_ranks))
         require_values(self.settings)
         if stage == 3:
             initial_weights = partition_by_part(module, blocks, self.settings, worker, bf16=config.precision == "bf16")

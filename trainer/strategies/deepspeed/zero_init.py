@@ -29,7 +29,7 @@ def partition_by_part(
                 if parameter.requires_grad:
                     masters[parameter] = _slice(parameter.detach(), worker).to("cpu", copy=True)
                 parameter.data = parameter.data.bfloat16()
-        node = groups._get_zero_param_intra_parallel_group()  # made by the first, for train.zero_hpz
+        node = groups._get_zero_param_intra_parallel_group()  # made by the first, for hpZ
         deepspeed.zero.Init(module=part, config_dict_or_path=settings, zero_param_parallel_group=node)
     for buffer in module.buffers():  # which DeepSpeed leaves to who partitions
         buffer.data = buffer.data.to(worker.device)

@@ -16,11 +16,13 @@ from vlmpipe.config.rules.shared_prefix import shared_prefix_problems
 from vlmpipe.config.sections.cluster import FLEX_START_MAX_TIMEOUT_S, duration_s
 from vlmpipe.config.validation_errors import Problem
 from vlmpipe.trainer.config.data import NATIVE
+from vlmpipe.trainer.config.deepspeed_keys import NODE_COPY
 from vlmpipe.trainer.config.model import GRID_FAMILIES, MAX_ASPECT
 from vlmpipe.trainer.config.strategies import DECOMPOSING, QUANTIZING
 from vlmpipe.trainer.config.train import best_problem
 from vlmpipe.trainer.config.weights.origin import PARTS
 from vlmpipe.trainer.models.video_file import MAX_FRAMES
+from vlmpipe.trainer.sizing.deepspeed_config import node_copy_ranks
 from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH
 from vlmpipe.trainer.storage.base import in_bucket
 
@@ -229,6 +231,10 @@ def _adapter_problems(config: RunFields) -> Iterator[Problem]:
 def _rank_problems(config: RunFields) -> Iterator[Problem]:
     """Return whether ranks divide into model replicas, and the batch into micro-batches."""
     train, cluster, length = config.train, config.cluster, config.data.sequence_length
+    copies = node_copy_ranks(train.deepspeed, nodes=cluster.replica_count, node_ranks=cluster.processes)
+    if copies not in (0, cluster.processes):
+        expected = f"{cluster.processes}, the processes of a node, which share its copy of the weights"
+        yield Problem("train.deepspeed", f"{NODE_COPY}: found {copies}, expected {expected}")
     if cluster.processes % train.tensor_parallel:
         expected = f"a divisor of the {cluster.processes} processes of a node: layers are split inside a node"
         yield Problem("train.tensor_parallel", f"found {train.tensor_parallel}, expected {expected}")

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from vlmpipe.config.rules.external_trainer import command_warnings, unused_settings
 from vlmpipe.config.validation_errors import Problem
 from vlmpipe.trainer.config.data import OWN_FORMAT
+from vlmpipe.trainer.config.deepspeed_keys import NODE_COPY
 from vlmpipe.trainer.config.train_fields import ONE_OF_TWO
-from vlmpipe.trainer.sizing.deepspeed_config import uses_hpz
+from vlmpipe.trainer.sizing.deepspeed_config import node_copy_ranks, requested_copy_ranks
 from vlmpipe.trainer.storage.base import in_bucket
 
 if TYPE_CHECKING:
@@ -56,11 +57,13 @@ def setting_warnings(config: RunFields) -> Iterator[Problem]:
         yield Problem("train.tower_activation_checkpointing", "has no effect: the tower is frozen (model.freeze)")
     if train.float8 != "none" and not cluster.accelerator_count:
         yield Problem("train.float8", "is emulated without GPUs: slower than bf16, for tests")
-    if train.zero_hpz and not uses_hpz(nodes=cluster.replica_count, node_ranks=cluster.processes):
+    nodes, node_ranks = cluster.replica_count, cluster.processes
+    copies = requested_copy_ranks(train.deepspeed)
+    if copies and not node_copy_ranks(train.deepspeed, nodes=nodes, node_ranks=node_ranks):
         why = "one node already has all weights"
-        if cluster.replica_count > 1:
-            why = "with one process a node its copy would be whole, which is strategy zero2"
-        yield Problem("train.zero_hpz", f"has no effect: {why}")
+        if nodes > 1:
+            why = "with one process a node, or for one rank, the copy would be whole, which is strategy zero2"
+        yield Problem("train.deepspeed", f"{NODE_COPY} has no effect: {why}")
     rejoins = train.trainer is not None and not train.trainer.uses_allreduce  # parameter servers await their workers
     if cluster.replica_count > 1 and not cluster.restart_job_on_worker_restart and not rejoins:
         text = "is false with several nodes: one that Vertex AI restarts cannot rejoin the others, and the job hangs"

@@ -12,6 +12,7 @@ from vlmpipe.importing.settings.words import unknown
 from vlmpipe.importing.translation import Translation
 from vlmpipe.trainer.config.deepspeed_keys import (
     DECIDED_HERE,
+    NODE_COPY,
     NOT_HERE,
     PASSED_ON,
     READ_UNDER,
@@ -43,7 +44,6 @@ CONCEPTS = {
     "bf16.enabled": "bf16",
     "bfloat16.enabled": "bf16",
     "gradient_clipping": "clip",
-    "zero_optimization.zero_hpz_partition_size": "hpz",
     "tensor_parallel.autotp_size": "tensor_parallel",
     "communication_data_type": "reduce_dtype",
     "data_types.grad_accum_dtype": "accumulation_dtype",
@@ -147,6 +147,8 @@ def _answer(concepts: Concepts, leaf: Path, name: str) -> None:
     elif name.rpartition(".")[2] in SHORT_NAMES and name.startswith("zero_optimization."):
         target = f"train.deepspeed.zero_optimization.stage3_{name.rpartition('.')[2]}"
         translation.change([leaf], target, value, f"{name.rpartition('.')[2]} there")
+    elif name == NODE_COPY and value == 1:
+        translation.drop(leaf, "1 is no second copy")
     elif name in PASSED_ON and name != "zero_optimization":
         translation.express(leaf, f"train.deepspeed.{name}", value)
     elif of := next(
@@ -211,12 +213,6 @@ def _communication(concepts: Concepts) -> None:
                 translation.refuse(entry.path, f"{field} is fp32 or bf16")
             else:
                 translation.change([entry.path], field, name, f"{entry.value} there")
-    if hpz := concepts.take("hpz"):
-        size = number(hpz.value) or 1
-        if size > 1:
-            translation.change([hpz.path], "train.zero_hpz", True, "a second copy of the weights within each node")
-        else:
-            translation.drop(hpz.path, "1 is no second copy")
 
 
 def _scheduler(concepts: Concepts) -> None:

@@ -24,6 +24,7 @@ from vlmpipe.planner.workload import Workload, is_cached
 from vlmpipe.trainer.config.job import defers_weights
 from vlmpipe.trainer.config.strategies import SHARDING_FROZEN
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.sizing.deepspeed_config import with_node_copy
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 NEAREST = 3
@@ -164,7 +165,9 @@ def _changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, object]
         frozen_sharded = {"train.shard_frozen_weights": True}
         if train.strategy not in SHARDING_FROZEN:
             frozen_sharded |= sharded
-    without_copy: dict[str, object] = {"train.zero_hpz": False} if train.zero_hpz else {}
+    without_copy: dict[str, object] = {}
+    if layout_of(config).copy_shards:
+        without_copy = {"train.deepspeed": with_node_copy(train.deepspeed, 0)}
     is_gathered = train.reshard_after_forward == "never"
     gathered: dict[str, object] = {"train.reshard_after_forward": "auto"} if is_gathered else {}
     if train.prefetch_layers > 1:

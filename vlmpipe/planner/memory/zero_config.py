@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vlmpipe.trainer.sizing.deepspeed_config import LARGEST_BUCKET_ELEMENTS, bucket_limit, overlaps_reduction
+from vlmpipe.trainer.sizing.deepspeed_config import HPZ, LARGEST_BUCKET_ELEMENTS, bucket_limit, overlaps_reduction
 
 PRICED = frozenset(
     {
@@ -16,6 +16,7 @@ PRICED = frozenset(
         "stage3_max_live_parameters",
         "stage3_prefetch_bucket_size",
         "stage3_param_persistence_threshold",
+        HPZ,
         "allgather_bucket_size",  # by 0: DeepSpeed 0.19 gathers into the weights themselves (`all_gather_dp_groups`)
     }
 )

@@ -26,6 +26,7 @@ from vlmpipe.trainer.config.strategies import (
 )
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.sizing.deepspeed_config import requested_copy_ranks, with_node_copy
 from vlmpipe.trainer.sizing.pipeline_partition import stages_of
 
 NODES = (1, 2, 4, 8, 16)  # and on, where the run file has more
@@ -167,8 +168,9 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
         change |= _number_types(train, strategy)
         if train.shard_frozen_weights and strategy not in SHARDING_FROZEN:
             change["train.shard_frozen_weights"] = False
-        if train.zero_hpz and strategy != "zero3":
-            change["train.zero_hpz"] = False
+        if requested_copy_ranks(train.deepspeed):
+            ranks = cluster.gpus_per_node if strategy == "zero3" else 0
+            change["train.deepspeed"] = with_node_copy(train.deepspeed, ranks)
         if train.compile == "on" and strategy not in COMPILING:
             change["train.compile"] = "auto"
         if train.float8 != "none" and strategy not in COMPUTING_IN_FLOAT8:

@@ -67,7 +67,6 @@ CASES: dict[str, dict[str, Any]] = {
     "loss_chunk_tokens": {"train.loss_chunk_tokens": 0},
     "compile": {"train.compile": "on", "train.compile_backend": "aot_eager"},
     "gradient_compression": {"train.precision": "bf16-autocast", "train.gradient_compression": "bf16"},
-    "zero_hpz": {"train.zero_hpz": True},
     "deepspeed": {"train.deepspeed": {"zero_optimization": {"reduce_bucket_size": 1000}}},
     "seed": {"train.seed": 5},
     "log_every_steps": {"train.log_every_steps": 2},

@@ -15,6 +15,7 @@ from vlmpipe.planner.parallel_layout import make_layout
 from vlmpipe.planner.time.communication import FP32_BYTES, Work, traffic
 from vlmpipe.trainer.config.strategies import PIPELINE_PARALLEL, TENSOR_PARALLEL
 from vlmpipe.trainer.models.registry import family_of
+from vlmpipe.trainer.sizing.deepspeed_config import requested_copy_ranks
 from vlmpipe.trainer.strategies.registry import strategy_names
 
 COPIES = 2
@@ -68,7 +69,7 @@ def test_strategies_send_what_the_planner_says(name: str, counted: dict[str, dic
         tensor_parallel=tensor,
         pipeline_parallel=stages,
         context_parallel=of_work.pop("context_parallel", 1),
-        node_weights=of_work.pop("zero_hpz", False),
+        copy_ranks=requested_copy_ranks(of_work.pop("deepspeed", {})),
     )
     transfers = traffic(layout, shape, dataclasses.replace(WORK, **of_work))
     assert transfers

@@ -7,15 +7,20 @@ import pytest
 from vlmpipe.trainer.config.deepspeed_keys import IN_SECTIONS, PASSED_ON, READ_UNDER, problems, problems_of_new_runs
 
 KEYS: dict[str, Any] = {
-    "zero_optimization": {"stage3_max_live_parameters": 1, "round_robin_gradients": True, "allgather_partitions": True}
+    "zero_optimization": {
+        "stage3_max_live_parameters": 1,
+        "zero_hpz_partition_size": 8,
+        "round_robin_gradients": True,
+        "allgather_partitions": True,
+    }
 }
 
 
 @pytest.mark.parametrize(
     ("strategy", "names"),
     [
-        ("zero1", ["stage3_max_live_parameters", "allgather_partitions"]),
-        ("zero2", ["stage3_max_live_parameters", "allgather_partitions"]),
+        ("zero1", ["stage3_max_live_parameters", "zero_hpz_partition_size", "allgather_partitions"]),
+        ("zero2", ["stage3_max_live_parameters", "zero_hpz_partition_size", "allgather_partitions"]),
         ("zero3", ["round_robin_gradients", "allgather_partitions"]),
         ("fsdp", []),  # which takes no key at all: problems() says so
     ],

@@ -20,6 +20,7 @@ from vlmpipe.trainer.storage.records import write_record
         ({"train.of_tomorrow": 1}, "train.of_tomorrow"),
         ({"data.max_samples": "all"}, "data.max_samples"),
         ({"train.zero_quantized_weights": True}, "train.zero_quantized_weights"),
+        ({"train.zero_hpz": True}, "train.zero_hpz"),
         ({"train.gradient_compression": "powersgd"}, "train.gradient_compression"),
     ],
 )

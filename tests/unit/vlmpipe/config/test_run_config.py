@@ -19,6 +19,7 @@ from vlmpipe.platforms.vertex.requirements import require_vertex
 from vlmpipe.runs.folders.marker import DEFAULT_ROOT
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 
+NODE_COPY = {"zero_optimization": {"zero_hpz_partition_size": 2}}
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
@@ -162,7 +163,17 @@ POPE = {"name": "pope", "format": "pope", "uri": "pope.json", "images": "images"
         ({"train__compile": "on", "train__strategy": "zero3"}, "train"),
         ({"train__float8": "rowwise", "train__strategy": "zero2"}, "train"),
         ({"train__gradient_compression": "bf16", "train__strategy": "fsdp"}, "train"),
-        ({"train__zero_hpz": True, "train__strategy": "zero2"}, "train"),
+        ({"train__deepspeed": NODE_COPY, "train__strategy": "hsdp"}, "train.deepspeed"),
+        (
+            {
+                "train__deepspeed": NODE_COPY,
+                "train__strategy": "zero3",
+                "train__global_batch_size": 64,
+                "cluster__replica_count": 2,
+                "cluster__processes_per_replica": 4,
+            },
+            "train.deepspeed",
+        ),
         ({"train__strategy": "tp+pp+dp", "train__tensor_parallel": 2}, "train"),
         ({"train__virtual_stages": 2}, "train"),
         (
@@ -321,7 +332,7 @@ ADAPTED = {
             {"cluster__scheduling_strategy": "spot", "cluster__replica_count": 2},
             "cluster.restart_job_on_worker_restart",
         ),
-        ({"train__strategy": "zero3", "train__zero_hpz": True}, "train.zero_hpz"),
+        ({"train__strategy": "zero3", "train__deepspeed": NODE_COPY}, "train.deepspeed"),
         ({"cluster__image_uri": "example.com/a/b:v1"}, "cluster.image_uri"),
         ({"train__float8": "rowwise"}, "train.float8"),
         ({"checkpoint__export_dtype": "bf16", "model": ADAPTED}, "checkpoint.export_dtype"),

@@ -28,9 +28,12 @@ from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.sizing.deepspeed_config import Sizes, engine_settings, laid_over
 from vlmpipe.trainer.strategies.deepspeed.values import require_values, value_problems
 
-GIVEN = {"zero_optimization": {"overlap_comm": False}, "wall_clock_breakdown": True}
-SEVERAL_BUCKETS = {"zero_optimization": {"reduce_bucket_size": 10_000}}  # of some 30,000 trained parameters
 NODES, RANKS = 2, 2
+GIVEN = {
+    "zero_optimization": {"overlap_comm": False, "zero_hpz_partition_size": RANKS},
+    "wall_clock_breakdown": True,
+}
+SEVERAL_BUCKETS = {"zero_optimization": {"reduce_bucket_size": 10_000}}  # of some 30,000 trained parameters
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +43,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, JobConfig]:
     common = {"train.max_steps": 4, "features.cache": "off"}
     # Validated is the average, after whose losses the nodes' copies must be of the weights again.
     zero = {"train.strategy": "zero3", "train.micro_batch_size": 1, "train.ema_decay": 0.6, **HELD_OUT}
-    own = {"train.zero_hpz": True, "train.deepspeed": GIVEN}
+    own = {"train.deepspeed": GIVEN}
     buckets = {"train.strategy": "zero2", "train.micro_batch_size": 1, "train.deepspeed": SEVERAL_BUCKETS}
     changes = {
         "reference": common | EVERY_STEP,
@@ -322,9 +325,3 @@ def test_it_is_for_deepspeed_alone() -> None:
         settings("fsdp", {"wall_clock_breakdown": True})
     with pytest.raises(ValidationError, match="found 3, expected a mapping"):
         settings("zero1", {"zero_optimization": 3})
-
-
-def test_hpz_is_refused_where_it_cannot_work() -> None:
-    base = {"global_batch_size": 2, "optimizer": {"learning_rate": 1e-3}, "strategy": "hsdp", "zero_hpz": True}
-    with pytest.raises(ValidationError, match="zero_hpz does not work with strategy hsdp: use zero3"):
-        TrainConfig.model_validate(base)

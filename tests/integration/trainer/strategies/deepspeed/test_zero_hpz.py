@@ -23,8 +23,8 @@ AVERAGED = {"train.ema_decay": 0.6}
 ONLINE = {"features.cache": "off"}
 # Two micro-batches a step on each of four ranks. What is validated is the average: other weights, for a while.
 BASE: dict[str, Any] = {"train.strategy": "zero3", "train.micro_batch_size": 1, **ONLINE, **HELD_OUT, **AVERAGED}
-NODE_WEIGHTS = {"train.zero_hpz": True}
 NODES, RANKS = 2, 2
+NODE_WEIGHTS = "train.deepspeed.zero_optimization.zero_hpz_partition_size"
 STEPS = {"train.max_steps": STOP_STEP + 2}
 STOPPED = {"train.max_steps": STOP_STEP}
 # Whose first steps, and whose last ones, are with a copy.
@@ -65,9 +65,9 @@ def runs(root: Path) -> Mapping[str, JobConfig]:
     return jobs | going_on
 
 
-def _run(root: Path, name: str, copied: bool, *changes: dict[str, Any]) -> JobConfig:
+def _run(root: Path, name: str, copied: bool, *changes: dict[str, Any], ranks: int = RANKS) -> JobConfig:
     merged = dict(BASE)
-    for change in (NODE_WEIGHTS if copied else {}, *changes):
+    for change in (*changes, {NODE_WEIGHTS: ranks} if copied else {}):
         merged |= change
     return make_run(root, name.replace(" ", "-"), merged, features="off")
 
@@ -132,7 +132,7 @@ def test_it_changes_no_number_beside(name: str, others: Mapping[tuple[str, bool]
 def test_ranks_that_do_not_divide_a_tensor_change_no_number(root: Path) -> None:
     """Two nodes of three: slices are filled up."""
     rows = {"train.global_batch_size": 12, **STOPPED}
-    jobs = [_run(root, f"three {copied}", copied, rows) for copied in (True, False)]
+    jobs = [_run(root, f"three {copied}", copied, rows, ranks=3) for copied in (True, False)]
     train_runs(jobs, processes=3, nodes=2)
     _require_equal(*jobs)
 
@@ -140,7 +140,9 @@ def test_ranks_that_do_not_divide_a_tensor_change_no_number(root: Path) -> None:
 @pytest.mark.parametrize(("processes", "nodes"), [(2, 1), (1, 2)])
 def test_on_one_node_or_one_rank_a_node_it_asks_for_nothing(processes: int, nodes: int, root: Path) -> None:
     named = f"few {processes} {nodes}"
-    jobs = [_run(root, f"{named} {copied}", copied, {"train.max_steps": 2}) for copied in (True, False)]
+    jobs = [
+        _run(root, f"{named} {copied}", copied, {"train.max_steps": 2}, ranks=processes) for copied in (True, False)
+    ]
     train_runs(jobs, processes=processes, nodes=nodes)
     assert _engine(jobs[0]) == _engine(jobs[1])
     assert losses(jobs[0]) == losses(jobs[1])

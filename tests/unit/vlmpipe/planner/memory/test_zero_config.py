@@ -20,12 +20,11 @@ RUN_FILE = ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml"
 GIVEN = 2_000_000_000  # so many that the moment that has them is the fullest
 
 
-def parts(strategy: str, *, node_weights: bool = False, **given: Any) -> dict[str, int]:
+def parts(strategy: str, **given: Any) -> dict[str, int]:
     """Bytes on the device by part, summed over parts of one name."""
     fields = {
         "train.strategy": strategy,
         "cluster.reduction_server": None,
-        "train.zero_hpz": node_weights,
         "train.deepspeed": {"zero_optimization": given},
     }
     config = load_run_file(RUN_FILE, [f"{name}={json.dumps(value)}" for name, value in fields.items()])
@@ -64,7 +63,7 @@ def test_what_zero3_may_gather_is_as_given() -> None:
 
 
 def test_a_nodes_copy_is_all_weights_over_its_ranks() -> None:
-    copied, plain = parts("zero3", node_weights=True), parts("zero3")
+    copied, plain = parts("zero3", zero_hpz_partition_size=8), parts("zero3")
     weights = 8 * (plain["weights"] + plain["frozen weights"])  # of one rank, over 4 nodes of 8
     assert copied.pop(NODE_WEIGHTS) == pytest.approx(4 * weights / 8, rel=1e-6)
     assert plain["fragmentation"] < copied.pop("fragmentation") and plain.pop("fragmentation")

@@ -99,7 +99,7 @@ SHARED_TOKENS = {"train.strategy": "tp", "train.tensor_parallel": 2, "train.sequ
     [
         pytest.param({"train.strategy": "zero1"}, marks=pytest.mark.slow),
         pytest.param({"train.strategy": "zero1", "train.offload": "optimizer"}, marks=pytest.mark.slow),
-        {"train.strategy": "zero3", "train.zero_hpz": True},
+        {"train.strategy": "zero3", "train.deepspeed.zero_optimization.zero_hpz_partition_size": 8},
         {"train.strategy": "fsdp", "train.reshard_after_forward": "never", "train.prefetch_layers": 2},
         {"train.strategy": "ddp", "train.context_parallel": 2, "cluster.processes_per_replica": 2},
         {
