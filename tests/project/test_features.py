@@ -22,6 +22,7 @@ TABLE = ROOT / "trainer/hooks/table.py"
 STEPS = 3
 MODULES = 1000  # that the product has at least
 DIGITS = ROOT / "configs/digits.yaml"
+RULES = sorted(ROOT.glob("trainer/features/*/rules.py"))
 DRIVER = ROOT / "tests/support/drivers/without_features.py"
 IMPORTS_ALL = """
 import importlib, pkgutil, vlmpipe
@@ -55,6 +56,43 @@ def test_nothing_names_a_features_room_but_its_line_of_the_table(feature: str) -
         if not path.is_relative_to(room) and package in text
     }
     assert naming == {TABLE.relative_to(ROOT): 1}
+
+
+# Pattern of what asks for a feature outside its room, and how often it may at most: lower it with each place that goes.
+PLACES = {
+    "ema": (r"\bema_decay\b", 26),
+    "float8": (r"\.float8\b", 36),
+    "native_video": (r"\bNATIVE\b", 9),
+    "preferences": (r"\b(in_pairs|has_reference|dpo_beta|simpo_beta|simpo_gamma)\b", 69),
+    "quantized_base": (r"\bquantizes?_base\b", 30),
+    "relevance": (r"\.relevance\b", 16),
+    "router_loss": (r"\brouter_loss\b", 14),
+}
+
+
+def test_every_feature_has_a_limit_of_places() -> None:
+    assert PLACES.keys() == FEATURES.keys()
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_what_asks_for_a_feature_outside_its_room_can_only_fall(feature: str) -> None:
+    pattern, limit = PLACES[feature]
+    places = {
+        str(path.relative_to(ROOT)): number
+        for path, text in sources().items()
+        if not path.is_relative_to(room_of(feature)) and (number := len(re.findall(pattern, text)))
+    }
+    assert sum(places.values()) <= limit, f"use a hook of trainer/hooks (feature.py, rules.py): {places}"
+
+
+def test_rules_of_features_import_no_torch() -> None:
+    """They are asked of every run file, also by commands that have no torch."""
+    modules = [".".join(("vlmpipe", *path.relative_to(ROOT).with_suffix("").parts)) for path in RULES]
+    assert modules
+    imports = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
+    assert (
+        subprocess.run([sys.executable, "-c", imports], cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout == "False\n"
+    )
 
 
 def tree_without(features: Iterable[str], tree: Path) -> Path:

@@ -21,7 +21,7 @@ from vlmpipe.trainer.evaluation.shared_prompts.continued import Shared, SharedPr
 from vlmpipe.trainer.evaluation.shared_prompts.groups import prompt_groups
 from vlmpipe.trainer.feature_cache.encode import encode_images
 from vlmpipe.trainer.feature_cache.reader import FeatureReader
-from vlmpipe.trainer.hooks.table import features_of
+from vlmpipe.trainer.hooks.features import features_of
 from vlmpipe.trainer.models.base import Family
 from vlmpipe.trainer.models.image_inputs import join_features
 from vlmpipe.trainer.models.image_processor import image_preparer

@@ -54,7 +54,7 @@ with collector_off():
     )
     from vlmpipe.trainer.evaluation.validation.shuffled_images import ShuffledImages
     from vlmpipe.trainer.evaluation.validation_loss import as_in_training
-    from vlmpipe.trainer.hooks.table import features_of
+    from vlmpipe.trainer.hooks.features import features_of
     from vlmpipe.trainer.models.image_processor import image_preparer
     from vlmpipe.trainer.models.image_threads import use_threads
     from vlmpipe.trainer.models.image_tokens import image_form_of

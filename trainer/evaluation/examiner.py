@@ -10,7 +10,7 @@ import torch
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, ShownImages
-from vlmpipe.trainer.hooks.table import features_of
+from vlmpipe.trainer.hooks.features import features_of
 
 
 @runtime_checkable

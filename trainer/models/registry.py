@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from vlmpipe.trainer.gc_control import collector_off
-from vlmpipe.trainer.hooks.table import features_of
+from vlmpipe.trainer.hooks.features import features_of
 
 if TYPE_CHECKING:
     from vlmpipe.trainer.config.model import ModelConfig

@@ -13,7 +13,7 @@ from vlmpipe.trainer.dataloading.batches import ImageSource, cached_images, imag
 from vlmpipe.trainer.dataloading.readers import Readers, open_readers, warnings
 from vlmpipe.trainer.errors import print_warning
 from vlmpipe.trainer.feature_cache.reader import FeatureReader
-from vlmpipe.trainer.hooks.table import features_of
+from vlmpipe.trainer.hooks.features import features_of
 from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.setup.data import TrainingData
 from vlmpipe.trainer.setup.model import BuiltModel

@@ -13,7 +13,7 @@ from vlmpipe.trainer.data.chat.added_tokens import require_trained_tokens, train
 from vlmpipe.trainer.data.loader import PackedLoader
 from vlmpipe.trainer.distributed.agreement import on_first
 from vlmpipe.trainer.distributed.process import ProcessContext
-from vlmpipe.trainer.hooks.table import features_of
+from vlmpipe.trainer.hooks.features import features_of
 from vlmpipe.trainer.models.base import Family, Weights
 from vlmpipe.trainer.models.layers.freeze import frozen_weights, require_frozen_tower, require_something_trained, trains
 from vlmpipe.trainer.models.layers.lora import train_rows_only

@@ -9,7 +9,7 @@ from vlmpipe.trainer.data.prefixes.separate_cost import cost_text, separate_cost
 from vlmpipe.trainer.data.prefixes.sharing import resolved_sharing
 from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank, replica_of, require_divisible
 from vlmpipe.trainer.distributed.process import ProcessContext
-from vlmpipe.trainer.hooks.table import features_of
+from vlmpipe.trainer.hooks.features import features_of
 from vlmpipe.trainer.models.base import Family
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.setup.data import TrainingData, open_data

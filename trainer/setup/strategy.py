@@ -11,7 +11,7 @@ from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.evaluation.answer_misses import AnswerMisses
 from vlmpipe.trainer.evaluation.validation_loss import EXACT_MATCH
-from vlmpipe.trainer.hooks.table import features_of
+from vlmpipe.trainer.hooks.features import features_of
 from vlmpipe.trainer.models.layers.bf16 import use_tf32
 from vlmpipe.trainer.models.layers.compile import compile_layers, has_compiler
 from vlmpipe.trainer.models.layers.deferred_weights import DeferredWeights

@@ -13,7 +13,7 @@ from vlmpipe.trainer.distributed.data_parallel_rank import DataParallelRank
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.evaluation.validation_loss import Validation, validation_of
 from vlmpipe.trainer.features.before_training import BeforeTraining, FindsReferences
-from vlmpipe.trainer.hooks.table import features_of
+from vlmpipe.trainer.hooks.features import features_of
 from vlmpipe.trainer.monitoring.run_facts import RunFacts
 from vlmpipe.trainer.monitoring.source_losses import SourceLosses
 from vlmpipe.trainer.records.commit import CommitRecord

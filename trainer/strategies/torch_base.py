@@ -22,7 +22,7 @@ from torch.nn.utils import get_total_norm
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.config.train_options import Precision
 from vlmpipe.trainer.dataloading.batches import PackedBatch
-from vlmpipe.trainer.hooks.table import average_of
+from vlmpipe.trainer.hooks.features import average_of
 from vlmpipe.trainer.optimizer.build import set_rates
 from vlmpipe.trainer.strategies.base import SavedFiles, StepResult
 from vlmpipe.trainer.strategies.mixed_precision import LossScale, autocast

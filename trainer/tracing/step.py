@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from vlmpipe.trainer.config.model import ModelConfig
-from vlmpipe.trainer.hooks.table import features_of
+from vlmpipe.trainer.hooks.features import features_of
 from vlmpipe.trainer.models.attention.context_parallel import ContextParallel
 from vlmpipe.trainer.models.hf.model import HfVLM
 from vlmpipe.trainer.models.hf.vision_attention import Pieces, sizes_of

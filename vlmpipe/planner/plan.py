@@ -44,8 +44,8 @@ from vlmpipe.planner.workload import Workload, is_cached
 from vlmpipe.records.plan_json import PoolJson
 from vlmpipe.trainer.config.compiling import CompileChoice
 from vlmpipe.trainer.config.job import RunPaths
-from vlmpipe.trainer.config.weights.origin import PARTS
 from vlmpipe.trainer.errors import ExitCode, UserError
+from vlmpipe.trainer.hooks.rules import rules_of
 
 MIN_MFU = 0.05  # below it most of what is paid for waits: published runs reach 0.2 to 0.6
 MAX_LOST_SHARE = 0.10  # of the time of training, to interruptions and checkpoints
@@ -313,11 +313,8 @@ def _estimated(bare: Plan, config: RunConfig, model: Architecture, nodes: Nodes,
     case = Scenario(config, shape, layout, load, machine, gpu, cached=cache.state == "on")
     time = external_time(config) if trainer else estimate_time(case)
     notes = [*bare.notes, *([note] if note else [])]
-    if config.model.relevance and set(PARTS) <= set(config.model.freeze):
-        notes.append(
-            f"Only the relevance module learns, {shape.trainable_parameters:,} parameters: sharding and a Reduction "
-            "Server gain nothing, and further GPUs only share the forward passes."
-        )
+    for rules in rules_of(config):
+        notes += rules.plan_notes(config, shape.trainable_parameters)
     notes += map(str, shape_warnings(config, shape))
     warmup = load.warmup_problem(config.train)
     notes += filter(None, (time_limit_note(config, time.train_hours), "" if load.is_prepared else warmup))

@@ -24,7 +24,7 @@ from vlmpipe.trainer.data.chat.added_tokens import trained_tokens
 from vlmpipe.trainer.data.shards.prepared_files import open_prepared
 from vlmpipe.trainer.data.tokenize import load_tokenizer
 from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
-from vlmpipe.trainer.hooks.table import features_of
+from vlmpipe.trainer.hooks.features import features_of
 from vlmpipe.trainer.models.base import Weights
 from vlmpipe.trainer.models.hf_native.peft_folder import stored_names, write_adapter
 from vlmpipe.trainer.models.hf_native.weight_files import read_in_passing

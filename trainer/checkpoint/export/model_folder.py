@@ -13,7 +13,7 @@ from vlmpipe.trainer.checkpoint.export.safetensors_writer import write_weights
 from vlmpipe.trainer.checkpoint.export.settings_files import save_settings
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import os_errors
-from vlmpipe.trainer.hooks.table import features_of
+from vlmpipe.trainer.hooks.features import features_of
 from vlmpipe.trainer.models.base import Weights
 from vlmpipe.trainer.models.hf_native.weight_files import read_in_passing
 from vlmpipe.trainer.models.layers.freeze import is_adapter, plain_name

@@ -21,7 +21,7 @@ from vlmpipe.trainer.data.tokenize import (
     require_tokens,
 )
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.hooks.table import features_of
+from vlmpipe.trainer.hooks.features import features_of
 from vlmpipe.trainer.models.image_tokens import ImageForm, image_form_of
 from vlmpipe.trainer.models.published import published_json, stop_token_ids
 from vlmpipe.trainer.storage import open_storage

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from vlmpipe.trainer.config.job import JobConfig, JobSections
 from vlmpipe.trainer.config.sources.data_fields import AUTO_QUESTIONS
+from vlmpipe.trainer.hooks.rules import obstacles_to
 
 # What computing samples separately costs, for where no prepared data tells: of
 # benchmarks/results/2026-11-29-cpu-shared-prefix.md and 2026-11-30-cpu-shared-pairs.md.
@@ -25,15 +26,12 @@ class Obstacle:
 def obstacles(job: JobSections) -> Iterator[Obstacle]:
     """The settings with which samples cannot share a prefix."""
     data, model, train = job.data, job.model, job.train
-    either = "one of the two"
     if not data.pack:
         yield Obstacle("data.pack false, which gives each sample its own sequence", "pack true")
-    if model.relevance:
-        yield Obstacle("model.relevance, whose kept image tokens depend on the question", either)
+    for reason in (*obstacles_to("shared_prefix", model), *obstacles_to("shared_prefix", train)):
+        yield Obstacle(reason, "one of the two")
     if model.lora and model.lora.dropout:
         yield Obstacle("model.lora.dropout, which would be drawn once for all samples of a prefix", "dropout 0")
-    if train.router_loss:
-        yield Obstacle("train.router_loss, which would count the tokens of a prefix once", either)
     if train.trainer:
         yield Obstacle("train.trainer, whose program packs by itself", "share_prefix off")
 

@@ -19,7 +19,7 @@ from vlmpipe.trainer.data.sources.file_patterns import Files
 from vlmpipe.trainer.data.sources.image_files import ImageFiles
 from vlmpipe.trainer.data.text_files.json_stream import BadJsonError, open_json, parse_json
 from vlmpipe.trainer.errors import DataError, os_errors
-from vlmpipe.trainer.hooks.table import features_of
+from vlmpipe.trainer.hooks.features import features_of
 from vlmpipe.trainer.storage.regular_files import open_regular
 
 FORMAT_PROBE_RECORDS = 20  # if none of the first ones is a conversation, the file has another format

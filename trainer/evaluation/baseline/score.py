@@ -32,6 +32,7 @@ from vlmpipe.trainer.evaluation.benchmarks.run import Benchmarks
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question, is_right
 from vlmpipe.trainer.evaluation.validation.questions import ValidationSplit, answer, with_images
 from vlmpipe.trainer.feature_cache.reader import FeatureReader
+from vlmpipe.trainer.hooks.rules import rules_of
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.progress import Progress
 from vlmpipe.trainer.records.evaluation import StartScores
@@ -157,7 +158,7 @@ class StartWeights:
     def _key(self, device: torch.device) -> str:
         """Digest of the addresses of the weights, of the questions, and of all settings that decide the answers."""
         job = self.job
-        draws = job.model.relevance is not None or not job.model.tower.weights
+        draws = not job.model.tower.weights or any(rules.draws_weights for rules in rules_of(job.model))
         model = job.model.model_dump(mode="json", exclude=NOT_OF_THE_START | (set() if draws else {"seed"}))
         asked = [(asked.id, asked.turn, asked.question, asked.answer, asked.images) for asked in self.questions]
         content = {

@@ -18,7 +18,7 @@ from vlmpipe.trainer.data.shards.tar import ShardReader
 from vlmpipe.trainer.evaluation.answer import AnsweringModel, Asked, ShownImages, answer_questions
 from vlmpipe.trainer.evaluation.metrics import Prediction, Question, image_group, is_right
 from vlmpipe.trainer.evaluation.validation.shuffled_images import ShuffledImages
-from vlmpipe.trainer.hooks.table import features_of
+from vlmpipe.trainer.hooks.features import features_of
 
 MAX_TEXTS, FEWEST_OF_EACH = 12, 5  # distinct texts of questions, and questions of each on average
 LONGEST_TEXT = 80  # characters, of a slice's name

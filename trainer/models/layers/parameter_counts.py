@@ -12,7 +12,7 @@ from transformers.initialization import no_init_weights
 
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.hooks.table import features_of
+from vlmpipe.trainer.hooks.features import features_of
 from vlmpipe.trainer.models.attention.delta_rule import rule_of
 from vlmpipe.trainer.models.layers.adapter_targets import left_out
 from vlmpipe.trainer.models.layers.freeze import is_adapter, part_of, tower_layers_of

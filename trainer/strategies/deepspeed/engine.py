@@ -21,7 +21,7 @@ from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.dataloading.batches import MicroBatches, PackedBatch
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.gc_control import collector_off
-from vlmpipe.trainer.hooks.table import average_of
+from vlmpipe.trainer.hooks.features import average_of
 from vlmpipe.trainer.models.attention.mixers import BY_SAMPLE
 from vlmpipe.trainer.models.base import ShardingUnits
 from vlmpipe.trainer.models.layers.experts import COMPUTES_WEIGHTS

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from vlmpipe.config.validation_errors import Problem
 from vlmpipe.trainer.config.benchmarks import MAX_CIDER_D, NO_GOAL, SCORES
 from vlmpipe.trainer.config.external_trainer import HF_RESULTS
+from vlmpipe.trainer.hooks.rules import obstacles_to
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_fields import RunFields
@@ -47,9 +48,7 @@ def _lmms_eval_problems(config: RunFields, tasks: Sequence[str]) -> Iterator[Pro
     if config.model.exports_adapter:
         text = "found with model.lora.export adapter, which transformers serve does not serve; expected merged"
         yield Problem(path, text)
-    if config.model.relevance:
-        text = "found with model.relevance, which the served base does not have: all its tokens are kept; expected null"
-        yield Problem(path, text)
+    yield from (Problem(path, reason) for reason in obstacles_to("lmms_eval", config))
     if trainer and trainer.result not in HF_RESULTS:
         text = f"found with train.trainer.result {trainer.result}, expected one that transformers serve can load: "
         yield Problem(path, text + ", ".join(HF_RESULTS))

@@ -16,6 +16,7 @@ from vlmpipe.config.vllm import load_vllm
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.config.weights.origin import PARTS
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.hooks.rules import obstacles_to
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_fields import RunFields
@@ -45,9 +46,7 @@ def deploy_problems(config: RunFields) -> Iterator[Problem]:
         yield Problem("deploy.image_uri", "found with register.serving, which is the container; expected one of both")
     if serving:
         return
-    if config.model.relevance:
-        text = "found with model.relevance, which vLLM and transformers serve ignore: they give the model all tokens of"
-        yield Problem("deploy", f"{text} an image; expected no deploy: vlmpipe predict and evaluate select tokens")
+    yield from (Problem("deploy", reason) for reason in obstacles_to("deploy", config))
     args = [
         argument
         for argument in deploy.args

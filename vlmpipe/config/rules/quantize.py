@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from vlmpipe.config.validation_errors import Problem
+from vlmpipe.trainer.hooks.rules import obstacles_to
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_fields import RunFields
@@ -29,8 +30,7 @@ def quantize_problems(config: RunFields) -> Iterator[Problem]:
 def _reasons(config: RunFields) -> Iterator[str]:
     if config.model.exports_adapter:
         yield "model.lora.export adapter, beside which there is no whole model; expected merged, or null here"
-    if config.model.relevance:
-        yield "model.relevance, which no server of quantized models opens; expected one of the two"
+    yield from obstacles_to("quantized_export", config)
     if config.train.trainer:
         yield "train.trainer, whose export is its own; expected null here, and a program that quantizes it"
     for section in ("sweep", "tune"):

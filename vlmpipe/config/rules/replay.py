@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from vlmpipe.config.validation_errors import Problem
+from vlmpipe.trainer.hooks.rules import obstacles_to
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_fields import RunFields
@@ -23,8 +24,7 @@ def replay_problems(config: RunFields) -> Iterator[Problem]:
     if model.tokenizer.startswith("train:"):
         text = f"found {model.tokenizer} with replay: self, whose model knows another one; expected the tokenizer of "
         yield Problem("model.tokenizer", f"{text}the start model, such as run:RUN_ID")
-    if model.relevance:
-        yield Problem(field, "found self with model.relevance, which is drawn at random at the start; expected neither")
+    yield from (Problem(field, reason) for reason in obstacles_to("replay", config))
     if train.trainer:
         text = "found self with train.trainer, whose model vlmpipe does not generate with; expected a source with the "
         yield Problem(field, f"{text}answers, by uri")

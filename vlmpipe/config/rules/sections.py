@@ -18,9 +18,9 @@ from vlmpipe.config.validation_errors import Problem
 from vlmpipe.trainer.config.data import NATIVE
 from vlmpipe.trainer.config.deepspeed_keys import NODE_COPY
 from vlmpipe.trainer.config.model import GRID_FAMILIES, MAX_ASPECT
-from vlmpipe.trainer.config.strategies import DECOMPOSING, QUANTIZING
+from vlmpipe.trainer.config.strategies import DECOMPOSING
 from vlmpipe.trainer.config.train import best_problem
-from vlmpipe.trainer.config.weights.origin import PARTS
+from vlmpipe.trainer.hooks.rules import obstacles_to, rules_of
 from vlmpipe.trainer.models.video_file import MAX_FRAMES
 from vlmpipe.trainer.sizing.deepspeed_config import node_copy_ranks
 from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH
@@ -29,8 +29,6 @@ from vlmpipe.trainer.storage.base import in_bucket
 if TYPE_CHECKING:
     from vlmpipe.config.run_fields import RunFields
 
-# zero3 gathers weights in each call, and a rank calls the module once for each of its own images.
-RELEVANCE_STRATEGIES = ("ddp", "fsdp", "zero1", "zero2")
 ALL_REDUCE_STRATEGIES = ("ddp", "zero1", "zero2", "hsdp")
 
 
@@ -42,8 +40,8 @@ def section_problems(config: RunFields) -> Iterator[Problem]:
         what = "has adapters" if model.lora and "tower" in model.lora.parts else "is trained"
         text = f"found on, but the tower {what}, so its output changes; expected tower in model.freeze, or off"
         yield Problem("features.cache", text)
-    if model.relevance:
-        yield from _relevance_problems(config)
+    for rules in rules_of(config):
+        yield from (Problem(field, text) for field, text in rules.problems(config))
     if model.lora and not train.epochs:
         yield Problem(
             "train.epochs", "found 0 with model.lora, whose adapters need training; expected more, or model.lora null"
@@ -107,8 +105,8 @@ def _video_problems(config: RunFields) -> Iterator[Problem]:
     if model.image_kind != "grids":
         grids = f"{' or '.join(GRID_FAMILIES)}, or hf with max_pixels"
         text = f"with model.family {model.family}; expected {grids}, or frames"
-    elif model.relevance:
-        text = "with model.relevance, which selects from images; expected frames"
+    elif reasons := obstacles_to("native_video", config):
+        text = reasons[0]
     elif model.tokenizer.startswith("train:"):
         text = f"with model.tokenizer {model.tokenizer}, which has no token of videos; expected a published one"
     elif config.train.trainer:
@@ -149,30 +147,6 @@ def _sample_problems(config: RunFields) -> Iterator[Problem]:
         yield Problem("plan.sample_tokens", f"{text} tokens; expected no more, or a higher data.sequence_length")
 
 
-def _relevance_problems(config: RunFields) -> Iterator[Problem]:
-    """Problems of a model that selects visual tokens."""
-    model, train = config.model, config.train
-    assert model.relevance
-    is_frozen = set(PARTS) <= set(model.freeze) and not model.train_parameters
-    if is_frozen and train.epochs and not model.relevance.learns:
-        text = (
-            "could not learn: all parts of the base are frozen and relevance.estimator is none; set it to rloo, or "
-            "freeze less"
-        )
-        yield Problem("model.relevance", text)
-    if train.strategy not in RELEVANCE_STRATEGIES:
-        text = f"found {train.strategy} with model.relevance, expected one of {', '.join(RELEVANCE_STRATEGIES)}"
-        yield Problem("train.strategy", text)
-    if train.context_parallel > 1:
-        text = f"found {train.context_parallel} with model.relevance, which selects from whole images; expected 1"
-        yield Problem("train.context_parallel", text)
-    if train.objective != "sft":
-        text = f"found {train.objective} with model.relevance, which learns from answers; expected sft"
-        yield Problem("train.objective", text)
-    if train.trainer:
-        yield Problem("train.trainer", "found with model.relevance, which only vlmpipe's trainer knows; expected null")
-
-
 def _mirror_problems(config: RunFields) -> Iterator[Problem]:
     """A mirror that would be lost with the run."""
     mirror = config.checkpoint.mirror_uri
@@ -193,18 +167,6 @@ def _adapter_problems(config: RunFields) -> Iterator[Problem]:
     model, train, lora = config.model, config.train, config.model.lora
     if lora is None:
         return
-    if model.quantizes_base and train.strategy not in QUANTIZING:
-        yield Problem(
-            "model.lora.quantize_base",
-            f"found nf4 with train.strategy {train.strategy}, which cannot shard 4-bit weights; expected one of "
-            f"{', '.join(QUANTIZING)}, such as train.strategy ddp: every rank holds the small base whole",
-        )
-    if model.quantizes_base and train.compile == "on":
-        text = "found on with model.lora.quantize_base, whose kernels torch.compile cannot trace; expected auto or off"
-        yield Problem("train.compile", text)
-    if model.quantizes_base and train.float8 != "none":
-        text = f"found {train.float8} with model.lora.quantize_base, which is not compiled; expected none"
-        yield Problem("train.float8", text)
     if lora.use_dora and train.strategy not in DECOMPOSING:
         expected = f"expected one of {', '.join(DECOMPOSING)}, such as fsdp"
         text = f"found true with train.strategy {train.strategy}, which shards the weights it measures; {expected}"
@@ -220,9 +182,6 @@ def _adapter_problems(config: RunFields) -> Iterator[Problem]:
         if not (model.pretrained and model.pretrained.weights):
             text = "found without model.pretrained.weights, the base that an adapter belongs to; expected that, such as"
             yield Problem(f"model.lora.{name}", f"{text} run:RUN_ID of a run that exported the whole model")
-    if lora.pretrained and model.quantizes_base:
-        text = "found with quantize_base, which starts with new adapters; expected no adapter, or no quantize_base"
-        yield Problem("model.lora.pretrained", text)
     if lora.export == "adapter" and config.register_.serving:
         text = "found with model.lora.export adapter, which a serving container has no base for; expected merged"
         yield Problem("register.serving", text)

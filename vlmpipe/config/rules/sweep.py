@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from vlmpipe.config.sections.sweep import MAX_TRAININGS, WITHOUT_EFFECT, SweepConfig, Variant, baseline_of, variants_of
 from vlmpipe.config.validation_errors import Problem, closest_field
-from vlmpipe.trainer.config.arr_coc.relevance import LEARNING_SCORER
 from vlmpipe.trainer.errors import ConfigError
+from vlmpipe.trainer.hooks.rules import rules_of
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_fields import RunFields
@@ -108,19 +108,6 @@ def effective(run: RunFields) -> dict[str, object]:
     unread.
     """
     content = {name: value for name, value in run.to_dict().items() if name not in WITHOUT_EFFECT}
-    relevance = content["model"].get("relevance")
-    if relevance:
-        unread = set()
-        if LEARNING_SCORER not in relevance["scorers"]:
-            unread |= {"channels", "width"}
-        if relevance["allocation"] in ("full", "uniform", "random"):
-            unread |= {"channels", "width", "scorers", "balancer", "temperature"}
-        if relevance["allocation"] != "mass":
-            unread.add("mass")
-        if relevance["estimator"] == "none":
-            unread |= {"samples", "explore", "token_cost"}
-        elif relevance.get("channels"):
-            relevance = {**relevance, "channels": list(run.model.relevance.channel_names)}  # type: ignore[union-attr]
-        read = {name: value for name, value in relevance.items() if name not in unread}
-        content["model"] = {**content["model"], "relevance": read}
+    for rules in rules_of(run):
+        content["model"] = rules.effective(run, content["model"])
     return content

@@ -9,6 +9,7 @@ from vlmpipe.catalog.machines import Gpu, load_catalog
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.deploy import DeployConfig
 from vlmpipe.config.vllm import load_vllm
+from vlmpipe.trainer.hooks.rules import obstacles_to
 from vlmpipe.trainer.sizing.model_shape import ModelShape
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ MIB_PER_GIB = 1024
 
 def serving_obstacle(config: RunConfig) -> str:
     """Why no endpoint could serve the run's model, as a clause; empty where nothing is known against it."""
-    return "servers leave out a relevance module; vlmpipe predict selects tokens" if config.model.relevance else ""
+    return next(iter(obstacles_to("endpoint", config)), "")
 
 
 def cheapest_deploy(config: RunConfig, shape: ModelShape, prices: Prices) -> DeployConfig | None:

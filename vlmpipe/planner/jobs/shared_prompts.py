@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.evaluation.shared_prompts.groups import WORTH
+from vlmpipe.trainer.hooks.rules import obstacles_to
 
 if TYPE_CHECKING:
     from vlmpipe.trainer.config.model import ModelConfig
@@ -29,7 +30,7 @@ def questions_per_image(split: SplitIndex, model: ModelConfig) -> float:
     """
     import numpy as np
 
-    if model.relevance or split.has_videos or not len(split.images()):
+    if obstacles_to("shared_prompts", model) or split.has_videos or not len(split.images()):
         return 1.0
     counts, names = split.image_count, split.images()
     has_images = counts > 0

@@ -11,9 +11,9 @@ from tests.support.trainer.equalities import begin_in_the_middle
 from tests.support.trainer.native_runs import STEPS, STOP_STEP, base_of
 from tests.support.trainer.runs import encode_features, losses, make_run, summary, train_runs
 from tests.support.trainer.tiny_native import model_section
-from vlmpipe.config.rules.sections import RELEVANCE_STRATEGIES
 from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.features.relevance.module import FILE, load_relevance
+from vlmpipe.trainer.features.relevance.rules import STRATEGIES
 from vlmpipe.trainer.storage import open_storage
 
 FROZEN = ["tower", "projector", "language_model"]
@@ -48,7 +48,7 @@ STAGES: dict[str, dict[str, Any]] = {
     "adapter": {"freeze": ["tower", "projector"], "lora": {"rank": 4}},
     "full": {"freeze": ["tower"]},
 }
-SHARDED = [name for name in RELEVANCE_STRATEGIES if name != "ddp"]
+SHARDED = [name for name in STRATEGIES if name != "ddp"]
 
 
 @pytest.mark.slow

@@ -10,7 +10,8 @@ from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.train import TrainConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.hooks import table
-from vlmpipe.trainer.hooks.table import FEATURES, features_of
+from vlmpipe.trainer.hooks.features import features_of
+from vlmpipe.trainer.hooks.table import FEATURES
 
 PLAIN: dict[str, Any] = {"global_batch_size": 8, "optimizer": {"learning_rate": 1e-3}}
 BOTH = PLAIN | {"float8": "rowwise", "ema_decay": 0.9}
