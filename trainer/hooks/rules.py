@@ -14,6 +14,7 @@ from vlmpipe.trainer.hooks import table
 
 if TYPE_CHECKING:
     from vlmpipe.trainer.config.job import JobSections
+    from vlmpipe.trainer.config.model import ModelConfig
 
 # What a run may ask for that a feature can rule out.
 Use = Literal[
@@ -35,8 +36,8 @@ class FeatureRules:
         """Yield notes on the plan of a run with the feature."""
         yield from ()
 
-    def effective(self, job: JobSections, model: Mapping[str, object]) -> Mapping[str, object]:
-        """The content of the model section without the feature's fields that its other fields leave unread."""
+    def effective(self, model: ModelConfig) -> ModelConfig:
+        """The model section with defaults in the feature's fields that its other fields leave unread."""
         return model
 
 

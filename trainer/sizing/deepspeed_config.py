@@ -101,24 +101,24 @@ def bucket_limit(*, stage: int, overlaps: bool) -> int:
     return OVERLAPPED_BUCKET_ELEMENTS if overlaps and stage < 3 else LARGEST_BUCKET_ELEMENTS
 
 
-def requested_copy_ranks(deepspeed: Mapping[str, Any]) -> int:
-    """Ranks that share a second copy of the weights (ZeRO++ hpZ) by a train.deepspeed; 0 where it asks for none."""
-    return int(deepspeed.get("zero_optimization", {}).get(HPZ, 0))
+def requested_copy_ranks(config: TrainConfig) -> int:
+    """Ranks that share a second copy of the weights (ZeRO++ hpZ) by train.deepspeed; 0 where it asks for none."""
+    return int(config.deepspeed.get("zero_optimization", {}).get(HPZ, 0))
 
 
-def node_copy_ranks(deepspeed: Mapping[str, Any], *, nodes: int, node_ranks: int) -> int:
+def node_copy_ranks(config: TrainConfig, *, nodes: int, node_ranks: int) -> int:
     """Ranks that do share a second copy, 0 for none: a single node has all weights, and DeepSpeed ignores groups of
     one.
     """
-    ranks = requested_copy_ranks(deepspeed)
+    ranks = requested_copy_ranks(config)
     return ranks if min(ranks, nodes, node_ranks) > 1 else 0
 
 
-def with_node_copy(deepspeed: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-    """A train.deepspeed by which these ranks share a second copy of the weights; 0 for no copy."""
-    zero = {name: value for name, value in deepspeed.get("zero_optimization", {}).items() if name != HPZ}
+def with_node_copy(config: TrainConfig, ranks: int) -> dict[str, object]:
+    """The content of train.deepspeed by which these ranks share a second copy of the weights; 0 for no copy."""
+    zero = {name: value for name, value in config.deepspeed.get("zero_optimization", {}).items() if name != HPZ}
     zero |= {HPZ: ranks} if ranks else {}
-    others = {name: value for name, value in deepspeed.items() if name != "zero_optimization"}
+    others: dict[str, object] = {name: value for name, value in config.deepspeed.items() if name != "zero_optimization"}
     return others | ({"zero_optimization": zero} if zero else {})
 
 

@@ -84,7 +84,7 @@ def layout_of(config: RunConfig) -> Layout:
         pipeline_parallel=config.train.pipeline_parallel,
         virtual_stages=config.train.virtual_stages,
         context_parallel=config.train.context_parallel,
-        copy_ranks=node_copy_ranks(config.train.deepspeed, nodes=cluster.replica_count, node_ranks=cluster.processes),
+        copy_ranks=node_copy_ranks(config.train, nodes=cluster.replica_count, node_ranks=cluster.processes),
     )
 
 

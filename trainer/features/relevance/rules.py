@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from vlmpipe.trainer.config.arr_coc.relevance import LEARNING_SCORER, RelevanceConfig
 from vlmpipe.trainer.config.job import JobSections
+from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.config.weights.origin import PARTS
 from vlmpipe.trainer.hooks.rules import FeatureRules, Use
 
@@ -30,7 +31,7 @@ class RelevanceRules(FeatureRules):
     }
 
     def problems(self, job: JobSections) -> Iterator[tuple[str, str]]:
-        model, train, relevance = job.model, job.train, _relevance_of(job)
+        model, train, relevance = job.model, job.train, _relevance_of(job.model)
         is_frozen = set(PARTS) <= set(model.freeze) and not model.train_parameters
         if is_frozen and train.epochs and not relevance.learns:
             yield (
@@ -57,9 +58,8 @@ class RelevanceRules(FeatureRules):
                 "Server gain nothing, and further GPUs only share the forward passes."
             )
 
-    def effective(self, job: JobSections, model: Mapping[str, object]) -> Mapping[str, object]:
-        relevance, unread = _relevance_of(job), set[str]()
-        content = relevance.model_dump(mode="json")
+    def effective(self, model: ModelConfig) -> ModelConfig:
+        relevance, unread = _relevance_of(model), set[str]()
         if LEARNING_SCORER not in relevance.scorers:
             unread |= {"channels", "width"}
         if relevance.allocation in ("full", "uniform", "random"):
@@ -68,15 +68,14 @@ class RelevanceRules(FeatureRules):
             unread.add("mass")
         if not relevance.learns:
             unread |= {"samples", "explore", "token_cost"}
-        elif relevance.channels:
-            content["channels"] = list(relevance.channel_names)
-        return {**model, "relevance": {name: value for name, value in content.items() if name not in unread}}
+        defaults = {name: RelevanceConfig.model_fields[name].default for name in unread}
+        content = relevance.model_copy(update={"channels": relevance.channel_names} | defaults)
+        return model.model_copy(update={"relevance": content})
 
 
-def _relevance_of(job: JobSections) -> RelevanceConfig:
-    relevance = job.model.relevance
-    assert relevance
-    return relevance
+def _relevance_of(model: ModelConfig) -> RelevanceConfig:
+    assert model.relevance
+    return model.relevance
 
 
 RULES = RelevanceRules()

@@ -72,8 +72,8 @@ class Zero:
         micro_steps = config.global_batch_size // (config.micro_batch_size * data_parallel)
         settings = engine_settings(config, stage=stage, micro_steps=micro_steps, sizes=sizes_of(module, blocks))
         settings["zero_optimization"] |= offloading(config, on_gpu=worker.device.type == "cuda")
-        copy_ranks = node_copy_ranks(config.deepspeed, nodes=worker.num_nodes, node_ranks=worker.local_world_size)
-        self.settings = laid_over(settings, with_node_copy(config.deepspeed, copy_ranks))
+        copy_ranks = node_copy_ranks(config, nodes=worker.num_nodes, node_ranks=worker.local_world_size)
+        self.settings = laid_over(settings, with_node_copy(config, copy_ranks))
         require_values(self.settings)
         if stage == 3:
             initial_weights = partition_by_part(module, blocks, self.settings, worker, bf16=config.precision == "bf16")

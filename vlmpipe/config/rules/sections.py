@@ -190,7 +190,7 @@ def _adapter_problems(config: RunFields) -> Iterator[Problem]:
 def _rank_problems(config: RunFields) -> Iterator[Problem]:
     """Return whether ranks divide into model replicas, and the batch into micro-batches."""
     train, cluster, length = config.train, config.cluster, config.data.sequence_length
-    copies = node_copy_ranks(train.deepspeed, nodes=cluster.replica_count, node_ranks=cluster.processes)
+    copies = node_copy_ranks(train, nodes=cluster.replica_count, node_ranks=cluster.processes)
     if copies not in (0, cluster.processes):
         expected = f"{cluster.processes}, the processes of a node, which share its copy of the weights"
         yield Problem("train.deepspeed", f"{NODE_COPY}: found {copies}, expected {expected}")

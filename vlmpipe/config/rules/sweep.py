@@ -107,7 +107,8 @@ def effective(run: RunFields) -> dict[str, object]:
     """Settings that decide a variant's model, its answers or its time; without fields that its own settings leave
     unread.
     """
-    content = {name: value for name, value in run.to_dict().items() if name not in WITHOUT_EFFECT}
+    model = run.model
     for rules in rules_of(run):
-        content["model"] = rules.effective(run, content["model"])
-    return content
+        model = rules.effective(model)
+    content = run.model_copy(update={"model": model}).to_dict()
+    return {name: value for name, value in content.items() if name not in WITHOUT_EFFECT}

@@ -58,8 +58,8 @@ def setting_warnings(config: RunFields) -> Iterator[Problem]:
     if train.float8 != "none" and not cluster.accelerator_count:
         yield Problem("train.float8", "is emulated without GPUs: slower than bf16, for tests")
     nodes, node_ranks = cluster.replica_count, cluster.processes
-    copies = requested_copy_ranks(train.deepspeed)
-    if copies and not node_copy_ranks(train.deepspeed, nodes=nodes, node_ranks=node_ranks):
+    copies = requested_copy_ranks(train)
+    if copies and not node_copy_ranks(train, nodes=nodes, node_ranks=node_ranks):
         why = "one node already has all weights"
         if nodes > 1:
             why = "with one process a node, or for one rank, the copy would be whole, which is strategy zero2"

@@ -167,7 +167,7 @@ def _changes(config: RunConfig, shape: ModelShape) -> Iterator[dict[str, object]
             frozen_sharded |= sharded
     without_copy: dict[str, object] = {}
     if layout_of(config).copy_shards:
-        without_copy = {"train.deepspeed": with_node_copy(train.deepspeed, 0)}
+        without_copy = {"train.deepspeed": with_node_copy(train, 0)}
     is_gathered = train.reshard_after_forward == "never"
     gathered: dict[str, object] = {"train.reshard_after_forward": "auto"} if is_gathered else {}
     if train.prefetch_layers > 1:

@@ -168,9 +168,9 @@ def candidates(config: RunConfig, cluster: Cluster, degrees: Degrees) -> Iterato
         change |= _number_types(train, strategy)
         if train.shard_frozen_weights and strategy not in SHARDING_FROZEN:
             change["train.shard_frozen_weights"] = False
-        if requested_copy_ranks(train.deepspeed):
+        if requested_copy_ranks(train):
             ranks = cluster.gpus_per_node if strategy == "zero3" else 0
-            change["train.deepspeed"] = with_node_copy(train.deepspeed, ranks)
+            change["train.deepspeed"] = with_node_copy(train, ranks)
         if train.compile == "on" and strategy not in COMPILING:
             change["train.compile"] = "auto"
         if train.float8 != "none" and strategy not in COMPUTING_IN_FLOAT8:

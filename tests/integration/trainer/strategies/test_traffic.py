@@ -15,7 +15,6 @@ from vlmpipe.planner.parallel_layout import make_layout
 from vlmpipe.planner.time.communication import FP32_BYTES, Work, traffic
 from vlmpipe.trainer.config.strategies import PIPELINE_PARALLEL, TENSOR_PARALLEL
 from vlmpipe.trainer.models.registry import family_of
-from vlmpipe.trainer.sizing.deepspeed_config import requested_copy_ranks
 from vlmpipe.trainer.strategies.registry import strategy_names
 
 COPIES = 2
@@ -69,7 +68,7 @@ def test_strategies_send_what_the_planner_says(name: str, counted: dict[str, dic
         tensor_parallel=tensor,
         pipeline_parallel=stages,
         context_parallel=of_work.pop("context_parallel", 1),
-        copy_ranks=requested_copy_ranks(of_work.pop("deepspeed", {})),
+        copy_ranks=of_work.pop("deepspeed", {}).get("zero_optimization", {}).get("zero_hpz_partition_size", 0),
     )
     transfers = traffic(layout, shape, dataclasses.replace(WORK, **of_work))
     assert transfers
