@@ -65,7 +65,7 @@ PLACES = {
     "native_video": (r"\bNATIVE\b", 9),
     "preferences": (r"\b(in_pairs|has_reference|dpo_beta|simpo_beta|simpo_gamma)\b", 69),
     "quantized_base": (r"\bquantizes?_base\b", 30),
-    "relevance": (r"\.relevance\b", 16),
+    "relevance": (r"\.relevance\b", 18),
     "router_loss": (r"\brouter_loss\b", 14),
 }
 

@@ -73,7 +73,7 @@ PASSED_ON: Mapping[str, Kind] = {
         "stage3_param_persistence_threshold stage3_model_persistence_threshold stage3_max_live_parameters "
         "stage3_max_reuse_distance stage3_module_granularity_threshold",
     ),
-    NODE_COPY: "steps",
+    NODE_COPY: "count",
 }
 EXPECTED: Mapping[Kind, str] = {
     "switch": "true or false",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import BaseModel
 
@@ -25,7 +25,7 @@ Use = Literal[
 class FeatureRules:
     """Base of a feature's rules, which are `RULES` of the module `rules` in its room. That module imports no torch."""
 
-    obstacles: Mapping[Use, str] = {}  # reasons in the words of the message for that use
+    obstacles: ClassVar[Mapping[Use, str]] = {}  # reasons in the words of the message for that use
     draws_weights = False  # at the start, by the model's seed
 
     def problems(self, job: JobSections) -> Iterator[tuple[str, str]]:

@@ -230,7 +230,8 @@ def test_keys_without_effect_are_those_that_deepspeeds_engine_does_not_read_unde
     of_1_and_2, of_3 = source.split("elif zero_stage == ZeroStageEnum.weights:")
     others = {"stage3_use_all_reduce_for_fetch_params": "zero3", "log_trace_cache_warnings": "zero3"}
     accessors = {"use_multi_rank_bucket_allreduce": "zero_multi_rank_bucket_allreduce",
-                 "enable_sanity_checks": "is_sanity_checks_enabled"}  # fmt: skip
+                 "enable_sanity_checks": "is_sanity_checks_enabled",
+                 "zero_hpz_partition_size": "zero_hpz_partition_size"}  # fmt: skip
     for key in deepspeed_keys.PASSED_ON:
         section, _, name = key.partition(".")
         if section != "zero_optimization" or not name or name in others:

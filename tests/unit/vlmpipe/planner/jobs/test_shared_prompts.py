@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.trainer.tiny_native import model_section
 from vlmpipe.catalog.machines import Gpu
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.planner.jobs.hours import evaluate_hours
@@ -21,6 +22,7 @@ from vlmpipe.planner.prepared_workload import planned_workload
 from vlmpipe.planner.scenario import Scenario
 from vlmpipe.planner.workload import Workload
 from vlmpipe.trainer.config.job import RunPaths
+from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.sizing.flops import flops_per_sequence
 
 TOKENS, IMAGE = 100.0, 64
@@ -53,9 +55,11 @@ class Split(SimpleNamespace):
 )
 def test_questions_about_the_same_images_in_the_same_order_are_counted(samples: Any, expected: float) -> None:
     split: Any = Split(*samples)
-    model: Any = SimpleNamespace(relevance=None)
+    model = ModelConfig.model_validate(model_section("qwen3_vl"))
     assert questions_per_image(split, model) == pytest.approx(expected)
-    model.relevance = object()  # a selection takes image tokens by the question
+    model = ModelConfig.model_validate(
+        model_section("qwen3_vl", relevance={"max_tokens": 4})
+    )  # a selection takes image tokens by the question
     assert questions_per_image(split, model) == 1
 
 
