@@ -182,8 +182,8 @@ run: $(INSTALLED)  ## run a run file's pipeline on this machine
 	@$(BIN)/vlmpipe run $(call quoted,$(config)) $(args)
 
 .PHONY: compile-pipeline
-compile-pipeline: $(INSTALLED)  ## compile every run file in configs/ into build/pipelines, or one: config=configs/x.yaml target=kubeflow|local
-	@$(BIN)/vlmpipe compile $(if $(given_config),$(call quoted,$(given_config)),configs/*.yaml) $(GCP_FIELDS) --target $(or $(target),vertex) $(args)
+compile-pipeline: $(INSTALLED)  ## compile the run files in configs/ into build/pipelines, or one: config=configs/x.yaml target=vertex|kubeflow|local
+	@$(BIN)/vlmpipe compile $(if $(given_config),$(call quoted,$(given_config)),configs/*.yaml) $(GCP_FIELDS) $(addprefix --target ,$(target)) $(args)
 
 .PHONY: publish
 publish: $(INSTALLED)  ## publish a run file's pipeline as a template of Vertex AI, with tags: make publish config=configs/x.yaml

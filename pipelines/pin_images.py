@@ -96,24 +96,32 @@ def _of_cloud_build(build: dict[str, Any], repository: str, tag: str) -> set[str
 def pin(text: str, values: dict[str, str], source: str) -> str:
     """A run file's text with these values of `FIELDS`. All else stays as it is, comments and layout too.
 
-    Raises ConfigError when a section is missing, or written in a way that has no line to change.
+    A missing section is added at the end. Raises ConfigError when one is written in a way that cannot be changed.
     """
     requested = copy.deepcopy(parse_yaml(text, source))
     for name, value in values.items():
         section, field = FIELDS[name]
         text = _with_field(text, section, field, value, source)
-        requested[section][field] = value
+        requested.setdefault(section, {})[field] = value
     if parse_yaml(text, source) != requested:
         raise _not_ours_to_write(source, *FIELDS["trainer"], values["trainer"])
     return text
 
 
 def _with_field(text: str, section: str, field: str, value: str, source: str) -> str:
-    fields = _value(compose(text), section)
-    if not isinstance(fields, yaml.MappingNode) or fields.flow_style or not fields.value:
+    run_file = compose(text)
+    if not isinstance(run_file, yaml.MappingNode) or run_file.flow_style:
+        raise _not_ours_to_write(source, section, field, value)
+    fields = _value(run_file, section)
+    if fields is None:
+        return f"{text.rstrip()}\n\n{section}:\n  {field}: {value}\n"
+    if not isinstance(fields, yaml.MappingNode) or not fields.value:
         raise _not_ours_to_write(source, section, field, value)
     node = _value(fields, field)
-    if node is None:
+    if node is None and fields.flow_style:
+        start = end = fields.value[0][0].start_mark.index
+        value = f"{field}: {value}, "
+    elif node is None:
         start = end = fields.start_mark.index
         value = f"{field}: {value}\n{' ' * fields.start_mark.column}"
     else:
@@ -122,14 +130,13 @@ def _with_field(text: str, section: str, field: str, value: str, source: str) ->
     return text[:start] + value + text[end:]
 
 
-def _value(mapping: yaml.Node | None, key: str) -> yaml.Node | None:
-    pairs = mapping.value if isinstance(mapping, yaml.MappingNode) else []
-    return next((value for name, value in pairs if name.value == key), None)
+def _value(mapping: yaml.MappingNode, key: str) -> yaml.Node | None:
+    return next((value for name, value in mapping.value if name.value == key), None)
 
 
 def _not_ours_to_write(source: str, section: str, field: str, value: str) -> ConfigError:
     return ConfigError(
-        f"{source} has no section {section!r} with a line for each field: nothing was changed",
+        f"{source} has a section {section!r} that cannot be written into: nothing was changed",
         fix=f"write it by hand, {section}:\n  {field}: {value}",
     )
 

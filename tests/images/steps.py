@@ -34,9 +34,9 @@ def write_run(folder: Path, strategy: str, changes: dict[str, Any]) -> str:
 def prepare_data(builder: Builder, container: str, folder: Path, run_uri: str) -> None:
     """Run the compiled pipeline's prepare_data step: its own command line, with what the service puts into it."""
     volumes = [f"--volume={folder}:/data", f"--volume={ROOT / 'configs'}:/data/configs:ro"]
-    compiled = folder / "pipelines/digits.vertex.yaml"
+    compiled = folder / "pipelines/llava-7b.vertex.yaml"
     if not compiled.exists():
-        command = ["vlmpipe", "compile", "/data/configs/digits.yaml", "--output", "/data/pipelines"]
+        command = ["vlmpipe", "compile", "/data/configs/llava-7b.yaml", "--output", "/data/pipelines"]
         builder.run(container, command, *volumes)
     pipeline = yaml.safe_load(compiled.read_text())
     step = pipeline["deploymentSpec"]["executors"]["exec-prepare-data"]["container"]

@@ -325,9 +325,20 @@ def test_pinning_changes_two_fields_and_no_comment(
 
 
 @pytest.mark.parametrize(
-    "text", ["name: x\n", "cluster: {image_uri: a}\ngcp: {project: b}\n", "[]\n", "cluster:\ngcp: 1\n"]
+    ("text", "pinned"),
+    [
+        ("cluster: {env: {a: b}} # c\ngcp: {project: b}", "cluster: {%i, env: {a: b}} # c\ngcp: {%p, project: b}"),
+        ("name: x # c\n", "name: x # c\n\ncluster:\n  %i\n\ngcp:\n  %p\n"),
+    ],
 )
-def test_a_run_file_without_such_lines_is_left_alone_in_words(text: str) -> None:
+def test_sections_of_one_line_are_extended_and_those_of_a_laptops_file_added(text: str, pinned: str) -> None:
+    for mark, name in (("%i", "trainer"), ("%p", "pipeline")):
+        pinned = pinned.replace(mark, f"{FIELDS[name][1]}: {IMAGES[name]}")
+    assert pin(text, IMAGES, "run.yaml") == pinned
+
+
+@pytest.mark.parametrize("text", ["{name: x}\n", "[]\n", "cluster:\ngcp: 1\n"])
+def test_a_run_file_of_another_form_is_left_alone_in_words(text: str) -> None:
     with pytest.raises(ConfigError, match="write it by hand"):
         pin(text, IMAGES, "run.yaml")
 

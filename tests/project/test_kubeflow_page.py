@@ -12,7 +12,7 @@ from kubeflow_trainer_api.models import TrainerV1alpha1ClusterTrainingRuntime as
 from tests.fakes.kubernetes.api import ALL_VERBS
 from tests.fakes.kubernetes.train_job_rules import unknown_in
 from tests.support.paths import ROOT
-from vlmpipe.config.run_config import load_run_file
+from tests.support.pipelines.example_project import load_for_vertex
 from vlmpipe.config.sections.kubeflow import KubeflowConfig
 from vlmpipe.platforms.kubeflow.jobs.manifest import NODE
 from vlmpipe.platforms.kubeflow.requirements import require_kubeflow
@@ -39,7 +39,7 @@ def test_the_sections_are_ones_that_a_run_file_takes() -> None:
     on_s3, on_a_volume, of_the_cluster = (one for block in BLOCKS for one in block if "kubeflow" in one)
     assert KubeflowConfig.model_validate(of_the_cluster["kubeflow"]).queue == "team-queue"
     for content in (on_s3, on_a_volume):
-        config = load_run_file(
+        config = load_for_vertex(
             ROOT / "configs/digits.yaml", [f"{name}={json.dumps(content[name])}" for name in content]
         )
         assert platform_of("kubeflow").root_uri(config) == content["output"]["root_uri"]

@@ -11,7 +11,7 @@ import typer
 from vlmpipe import api
 from vlmpipe.cli.arguments import AsJson, any_target, load, run_files, service_target
 from vlmpipe.cli.output import doing, print_json, print_lines
-from vlmpipe.platforms.table import DEFAULT, platform_of
+from vlmpipe.platforms.table import DEFAULT, here, platform_of
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.gc_control import collector_off
 
@@ -28,15 +28,24 @@ Output = Annotated[Path, typer.Option(help="Folder to write the pipelines to.")]
 
 def compile_(
     configs: Configs,
-    target: Annotated[str, any_target("Where the pipeline is to run.")] = DEFAULT,
+    target: Annotated[
+        str | None,
+        any_target(
+            f"Where the pipelines are to run. Without it: {DEFAULT}, and this machine for run files without an image, "
+            "which jobs elsewhere need."
+        ),
+    ] = None,
     output: Output = Path("build/pipelines"),
 ) -> None:
     """Compile run files into pipelines. One YAML file each, named <name>.<target>.yaml."""
     with collector_off():
-        for _, compiled in _compiled(configs, target, output):
+        for config, compiled in _compiled(configs, target, output):
             how = "valid, but no run of it can start:" if compiled.unready else "checked"
             print(f"{compiled.path}: {compiled.steps} steps, {compiled.jobs} jobs, {how}")
-            print_lines([f"  {line}" for line in (*compiled.unready, *compiled.unused)])
+            for problem in (*compiled.unready, *compiled.unused):
+                print_lines([f"  {problem}"])
+            if target is None and not _names_an_image(config):
+                print_lines([f"  for this machine alone; for --target {DEFAULT} it also needs {_missing(config)}"])
 
 
 def publish(
@@ -59,7 +68,10 @@ def publish(
     as_json: AsJson = False,
 ) -> None:
     """Compile run files and publish them as templates. The console, submit and schedule start runs of them."""
-    place, publish_one = platform_of(target).publisher(registry, tag or [])
+    platform = platform_of(target)
+    for config in _loaded(configs):
+        platform.check(config)  # before anything asks for a login
+    place, publish_one = platform.publisher(registry, tag or [])
     every = list(_compiled(configs, target, output))  # so that none is published if one cannot be compiled
     with doing(f"publishing to {place}"):
         done = [publish_one(config, compiled) for config, compiled in every]
@@ -69,15 +81,28 @@ def publish(
         print_lines([line for training in done for line in training.lines()])
 
 
-def _compiled(configs: list[str], target: str, output: Path) -> Iterator[tuple[RunConfig, Compiled]]:
+def _names_an_image(config: RunConfig) -> bool:
+    return bool(config.cluster.image_uri or config.gcp.pipeline_image)
+
+
+def _missing(config: RunConfig) -> str:
+    return ", ".join(problem.field for problem in platform_of(DEFAULT).missing(config) if problem.is_missing)
+
+
+def _compiled(configs: list[str], target: str | None, output: Path) -> Iterator[tuple[RunConfig, Compiled]]:
+    for config in _loaded(configs):
+        place = target or (DEFAULT if _names_an_image(config) else here().name)
+        with doing(f"compiling {config.name} for {place}"):
+            compiled = api.compile(config, place, output / f"{config.name}.{place}.yaml")
+        yield config, compiled
+
+
+def _loaded(configs: list[str]) -> list[RunConfig]:
     files = [Path(text) for text in configs if "=" not in text]
     overrides = [text for text in configs if "=" in text]
     if not files:
         raise ConfigError("no run file given", expected="vlmpipe compile CONFIG... [a.b=c]...")
-    loaded = {output / f"{config.name}.{target}.yaml": config for config in (load(file, overrides) for file in files)}
-    if len(loaded) < len(files):
+    loaded = [load(file, overrides) for file in files]
+    if len({config.name for config in loaded}) < len(files):
         raise ConfigError("two of the run files have the same name", expected="a different `name` in each run file")
-    for path, config in loaded.items():
-        with doing(f"compiling {config.name} for {target}"):
-            compiled = api.compile(config, target, path)
-        yield config, compiled
+    return loaded

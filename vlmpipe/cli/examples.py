@@ -13,7 +13,7 @@ EXAMPLES = {
         "--command 'torchrun --nproc_per_node=8 train.py --data gs://my-bucket/data'",
     ),
     "check": ("configs/digits.yaml", "configs/llava-local.yaml data.source=my.json", "--job-spec job.yaml"),
-    "doctor": ("configs/digits.yaml", "my-run.yaml gcp.location=europe-west4 --json"),
+    "doctor": ("configs/llava-7b.yaml", "my-run.yaml gcp.location=europe-west4 --json"),
     "plan": (
         "configs/llava-7b.yaml",
         "configs/llava-7b.yaml --suggest under:400",
@@ -25,15 +25,15 @@ EXAMPLES = {
         "configs/llava-local.yaml data.source=my.json data.image_folder=images --run-id mine",
         "configs/digits.yaml --inject-fault kill:rank=0,after_step=7",
     ),
-    "compile": ("configs/*.yaml", "configs/digits.yaml train.epochs=2 --target kubeflow --output build/kubeflow"),
-    "publish": ("configs/digits.yaml --registry https://us-central1-kfp.pkg.dev/my-project/pipelines --tag stable",
-                "configs/digits.yaml configs/openmoji.yaml --json"),
+    "compile": ("configs/*.yaml", "configs/llava-7b.yaml train.epochs=2 --target kubeflow --output build/kubeflow"),
+    "publish": ("configs/llava-7b.yaml --registry https://us-central1-kfp.pkg.dev/my-project/pipelines --tag stable",
+                "configs/llava-7b.yaml configs/qwen2-5-vl-7b.yaml --json"),
     "submit": (
         "configs/llava-7b.yaml --dry-run",
         "https://us-central1-kfp.pkg.dev/my-project/pipelines/digits/stable --yes",
         "--job-spec job.yaml --project my-project --location us-central1",
     ),
-    "rehearse": ("configs/digits.yaml", "configs/llava-7b.yaml gcp.project=my-project"),
+    "rehearse": ("configs/llava-7b.yaml", "my-run.yaml gcp.project=my-project"),
     "curve": (
         "configs/digits.yaml",
         "my-run.yaml --shares 10,30,100 --seeds 1 --goal 0.9",

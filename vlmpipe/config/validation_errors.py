@@ -29,6 +29,7 @@ MAY_HOLD_SECRETS = (
 )
 
 LONGEST_SHOWN = 60  # characters of a quoted value
+MISSING = "missing"  # first word of a problem of a field without a value
 
 # Expected values by pydantic's type of error, or by its first word; others get pydantic's message.
 EXPECTED = {
@@ -59,14 +60,19 @@ class Problem:
     def __str__(self) -> str:
         return f"{self.field}: {self.text}" if self.field else self.text
 
+    @property
+    def is_missing(self) -> bool:
+        """Whether the field has no value."""
+        return self.text.startswith(MISSING)
+
 
 class RunFileError(ConfigError):
     """A run file with problems, all of them at once (exit 64)."""
 
-    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
+    def __init__(self, source: str, problems: Sequence[Problem], *, fix: str = "") -> None:
         self.source, self.problems = source, tuple(problems)
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        super().__init__("\n".join([f"{source}: {count}", *(f"  {problem}" for problem in problems)]))
+        super().__init__("\n".join([f"{source}: {count}", *(f"  {problem}" for problem in problems)]), fix=fix)
 
 
 class ProblemsError(ValueError):

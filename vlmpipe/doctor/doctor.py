@@ -18,6 +18,7 @@ from vlmpipe.doctor.project import api_rows, region_row
 from vlmpipe.doctor.quotas import quota_rows
 from vlmpipe.doctor.rows import Row, missing, ok, unseen
 from vlmpipe.platforms.example_values import EXAMPLE_PROJECT
+from vlmpipe.platforms.table import DEFAULT, platform_of
 from vlmpipe.trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,7 +43,10 @@ def _login(config: RunConfig) -> tuple[list[Row], GoogleApi | None]:
     project = config.gcp.project
     rows = [region_row(config)] if project else []
     if not project:
-        rows.append(unseen("project", "gcp.project is empty: nothing is asked about a project", "set gcp.project"))
+        problems = platform_of(DEFAULT).missing(config)
+        fields = ", ".join(problem.field for problem in problems if problem.is_missing)
+        text = f"gcp.project is empty: nothing is asked about a project; a run on Vertex AI needs {fields}"
+        rows.append(unseen("project", text, "set gcp.project"))
     if project == EXAMPLE_PROJECT:
         text = f"gcp.project: {project} is the example project, not one of yours"
         return [unseen("project", text, "set gcp.project, or source env.sh and use make"), *rows], None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
 import re
@@ -28,7 +29,6 @@ FEW_QUESTIONS = 100  # questions, below which a score says little
 MAX_ANSWER_TOKENS = 64
 DEFAULT_SHARE, MIN_VALIDATION = 0.1, 5  # share and number of images that are held out
 COLUMNS = 100  # of comments
-ELSEWHERE = "# Vertex AI and Kubeflow need the section gcp and an image: vlmpipe docs first-run-on-vertex"
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ def draft_run_file(place: Path, path: Path) -> Draft:
         changes: dict[str, object] = {"name": run_file_name(path)}
         changes |= {f"data.{field}": value for field, value in data.items()}
         template = parse_yaml(TEMPLATE.read_text(encoding="utf-8"), TEMPLATE.name)
-        tried = {"data.sequence_length": LONGEST, "model.language_model.config.max_position_embeddings": LONGEST}
+        tried = {"data.sequence_length": LONGEST}
         facts = look(parse_run_config(apply_overrides(template, changes | tried), str(place)))
         changes |= _sizes(facts)
         questions = (*layout.questions, *_questions(facts, changes))
-        text = _header(place, layout, facts, questions) + _changed(_for_this_machine(TEMPLATE), changes)
+        text = _header(place, layout, facts, questions) + _changed(TEMPLATE.read_text(encoding="utf-8"), changes)
         parse_run_config(parse_yaml(text, str(path)), str(path))
     except BaseException:
         if table:
@@ -105,7 +105,6 @@ def _sizes(facts: Facts) -> dict[str, object]:
     share = _validation_share(facts)
     return {
         **({"data.validation_fraction": share} if share > DEFAULT_SHARE else {}),
-        "model.language_model.config.max_position_embeddings": length,
         "model.tokenizer": f"train:{SMALL_VOCABULARY}" if few else "train:2000",
         "data.sequence_length": length,
         "train.epochs": max(1, min(MAX_EPOCHS, epochs)),
@@ -180,8 +179,8 @@ def facts_lines(draft: Draft) -> list[tuple[str, str]]:
 
 
 def _header(place: Path, layout: Layout, facts: Facts, questions: Sequence[str]) -> str:
-    paragraphs = [("", f"For the data in {place}, written by vlmpipe init after a look at it:")]
-    paragraphs += [("  ", f"{label}: {text}") for label, text in facts_lines(Draft("", layout, facts, ()))]
+    seen = "; ".join(f"{label}: {text}" for label, text in facts_lines(Draft("", layout, facts, ())))
+    paragraphs = [("", f"For the data in {place}, written by vlmpipe init after a look at it."), ("", f"{seen}.")]
     if questions:
         paragraphs.append(("", "What it cannot tell:"))
         paragraphs += [("  ", f"{number}. {text}") for number, text in enumerate(questions, 1)]
@@ -191,23 +190,20 @@ def _header(place: Path, layout: Layout, facts: Facts, questions: Sequence[str])
     return "".join(f"{line}\n" for of_paragraph in lines for line in of_paragraph)
 
 
-def _for_this_machine(template: Path) -> str:
-    """The template's text without what only jobs elsewhere read, most of which would be an example's values."""
-    text, _, _ = template.read_text(encoding="utf-8").partition("\n# Read on Vertex AI only.")
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith(("image_uri:", "machine_type:"))]
-    return "\n".join([*lines, ""])
-
-
 def _changed(template: str, changes: Mapping[str, object]) -> str:
     """The template with other values in its lines, which keep their comments; its own heading is left out.
 
     A field that the template has no line for follows the line before it in `changes` of the same section.
     """
-    lines = [line for line in template.splitlines() if not line.startswith("#")]
+    lines = list(itertools.dropwhile(lambda line: line.startswith("#"), template.splitlines()))
     for path, value in changes.items():
         number, indent = _line_of(lines, path.split("."))
-        key, shown = path.rpartition(".")[2], json.dumps(value, ensure_ascii=False)
-        if number is None:
+        (above, _, key), shown = path.rpartition("."), json.dumps(value, ensure_ascii=False)
+        section, _ = _line_of(lines, above.split("."))
+        line = "" if section is None else lines[section]
+        if section is not None and (match := re.match(rf"([^#]*[{{ ]{re.escape(key)}: )[^,}}]*", line)):
+            lines[section] = f"{match[1]}{shown}{line[match.end() :]}"  # a section of one line
+        elif number is None:
             after, indent = _line_of(lines, ["data", "sequence_length"])
             assert after is not None and path.startswith("data.")
             lines.insert(after, f"{' ' * indent}{key}: {shown}")
@@ -215,7 +211,6 @@ def _changed(template: str, changes: Mapping[str, object]) -> str:
             comment = re.search(r"\s{2,}#.*$|\s#\s.*$", lines[number])
             keeps = comment and key not in ("source",)
             lines[number] = f"{' ' * indent}{key}: {shown}" + (comment[0] if comment and keeps else "")
-    lines.append(ELSEWHERE)
     return "\n".join(line for line in lines if line.strip() != 'image_folder: ""') + "\n"
 
 

@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 
 def job_violations(config: RunConfig, job: Job, run_uri: str) -> list[Violation]:
-    """All violations of the job's spec. The region is checked if the run file names a project."""
+    """All violations of the job's spec. The region is checked if the run file names a project.
+
+    Warnings are left out of a job that has neither project nor image: only this machine can run it.
+    """
     options = capacity_options(config, job)
-    return list(
-        dict.fromkeys(violation for option in options for violation in _option_violations(option, job, run_uri))
+    violations = dict.fromkeys(
+        violation for option in options for violation in _option_violations(option, job, run_uri)
     )
+    may_be_sent = config.gcp.project or _image(config, job) != NO_IMAGE
+    return [violation for violation in violations if may_be_sent or violation.severity == "error"]
 
 
 def unknown_gpu_code(config: RunConfig, job: Job) -> str:
     """A sentence if it cannot be known whether the torch in a job's image has code for its GPUs, else empty."""
-    node = worker_pools(config, job, "")[0]
-    gpu = node["machine_spec"].get("accelerator_type")
-    image = (
-        node["container_spec"]["image_uri"]
-        if "container_spec" in node
-        else node["python_package_spec"]["executor_image_uri"]
-    )
+    gpu = worker_pools(config, job, "")[0]["machine_spec"].get("accelerator_type")
+    image = _image(config, job)
     build = _torch_builds(config).get(image, "")
     if gpu is None or build == CPU or build in cuda_builds():
         return ""
@@ -41,6 +41,14 @@ def unknown_gpu_code(config: RunConfig, job: Job) -> str:
         f"whether the torch in {image} has code for {gpu} is not known: cluster.torch_build tells of "
         "cluster.image_uri only"
     )
+
+
+def _image(config: RunConfig, job: Job) -> str:
+    """The image of the job's first pool."""
+    node = worker_pools(config, job, "")[0]
+    if "container_spec" in node:
+        return node["container_spec"]["image_uri"]
+    return node["python_package_spec"]["executor_image_uri"]
 
 
 def check_job_spec(spec: Mapping[str, object], *, region: str = "") -> api.CustomJobSpec:

@@ -236,13 +236,13 @@ class Platform(ABC):
     def check_files(self, config: RunConfig) -> None:
         """Raise RunFileError unless jobs there can read the run's files. A pipeline can be compiled without."""
 
-    def missing(self, config: RunConfig) -> Iterator[str]:
+    def missing(self, config: RunConfig) -> Iterator[Problem]:
         """Yield the problems that keep the run file from running there."""
         for check in (self.check, self.check_files):
             try:
                 check(config)
             except RunFileError as error:
-                yield from map(str, error.problems)
+                yield from error.problems
 
     def look(self, config: RunConfig) -> Look | None:
         """Return the line of `vlmpipe check` for the run file; None for no line."""

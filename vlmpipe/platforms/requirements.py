@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from vlmpipe.config.service_forms import Form
-from vlmpipe.config.validation_errors import Problem, RunFileError, show
+from vlmpipe.config.validation_errors import MISSING, Problem, RunFileError, show
 from vlmpipe.trainer.config.sources.data_source import BIGQUERY
 
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
 
 NAMED_TEMPLATES = ("", "native", "vlmpipe")
+NOT_READ_HERE = ("gcp.", "cluster.image_uri")  # fields that a run file for this machine does without
 
 
 def serving_image(config: RunConfig, form: Form) -> list[Problem]:
@@ -69,13 +70,12 @@ def violated(config: RunConfig, of_fields: Mapping[str, Form]) -> list[Problem]:
         section, _, field = path.partition(".")
         value = content[section][field]
         if not form.fits(value):
-            problems.append(
-                Problem(path, f"{f'found {show(value)}' if value else 'missing'}, expected {form.expected}")
-            )
+            problems.append(Problem(path, f"{f'found {show(value)}' if value else MISSING}, expected {form.expected}"))
     return problems
 
 
-def raise_problems(config: RunConfig, place: str, problems: list[Problem]) -> None:
-    """Raise RunFileError if there are any."""
+def raise_problems(config: RunConfig, place: str, problems: list[Problem], *, fix: str = "") -> None:
+    """Raise RunFileError if there are any. `fix`: what to do where fields are missing that `place` alone reads."""
     if problems:
-        raise RunFileError(f"run file {config.name}, for {place}", problems)
+        lacks = any(problem.is_missing and problem.field.startswith(NOT_READ_HERE) for problem in problems)
+        raise RunFileError(f"run file {config.name}, for {place}", problems, fix=fix if lacks else "")

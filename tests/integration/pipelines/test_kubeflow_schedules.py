@@ -11,6 +11,7 @@ import pytest
 
 from tests.fakes.kubeflow_pipelines import FakePipelines, _Handler
 from tests.support.paths import ROOT
+from tests.support.pipelines.example_project import for_vertex
 from tests.support.short_form import chosen
 from tests.support.vertex.submit_runs import Answer, Submit
 from vlmpipe.config.run_config import RunConfig
@@ -20,7 +21,7 @@ from vlmpipe.platforms.kubeflow.runs.client import TOKEN_VARIABLE
 
 pytest_plugins = ("tests.support.vertex.fixtures",)
 FREE = "plan.machine.usd_per_hour=0"
-DIGITS = (str(ROOT / "configs/digits.yaml"), "cluster.replica_count=1")
+DIGITS = (str(ROOT / "configs/digits.yaml"), *for_vertex(), "cluster.replica_count=1")
 WEEKLY = "schedule.cron=0 3 * * 1"
 
 

@@ -11,12 +11,13 @@ import yaml
 
 from tests.fakes.kubeflow_pipelines import FakePipelines
 from tests.support.paths import ROOT
+from tests.support.pipelines.example_project import for_vertex
 from tests.support.vertex.submit_runs import Submit
 from vlmpipe import api
 from vlmpipe.platforms.kubeflow.runs.client import TOKEN_VARIABLE
 
 pytest_plugins = ("tests.support.vertex.fixtures",)
-PUBLISH = ("publish", str(ROOT / "configs/digits.yaml"), "--target", "kubeflow")
+PUBLISH = ("publish", str(ROOT / "configs/digits.yaml"), *for_vertex(), "--target", "kubeflow")
 
 
 @pytest.fixture

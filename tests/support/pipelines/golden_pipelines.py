@@ -20,7 +20,8 @@ from typing import Any
 import yaml
 
 from tests.support.paths import ROOT
-from vlmpipe.config.run_config import RunConfig, load_run_file
+from tests.support.pipelines.example_project import load_shipped
+from vlmpipe.config.run_config import RunConfig
 from vlmpipe.job_spec.build import job_spec, jobs_of
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
@@ -55,7 +56,7 @@ def on_vertex(config: RunConfig) -> dict[str, Any]:
 @functools.cache
 def graph(path: Path) -> dict[str, Any]:
     """The steps of a run file's pipeline on Vertex AI, as in its outline."""
-    spec = on_vertex(load_run_file(path))
+    spec = on_vertex(load_shipped(path))
     return _tasks(spec, spec["root"])
 
 
@@ -144,7 +145,7 @@ def main() -> None:
     for old in FOLDER.glob("*.yaml"):
         old.unlink()
     for path in KEPT:
-        config = load_run_file(path)
+        config = load_shipped(path)
         (FOLDER / path.name).write_text(text(config))
 
 

@@ -12,7 +12,7 @@ import tempfile
 
 from kfp import local
 
-from vlmpipe.config.run_config import load_run_file
+from tests.support.pipelines.example_project import load_shipped
 from vlmpipe.pipelines.training import build
 from vlmpipe.platforms.kubeflow.graph import KubeflowGraph
 from vlmpipe.platforms.kubeflow.platform import Kubeflow
@@ -37,7 +37,7 @@ def main(run_file: str, run_id: str, *overrides: str) -> None:
     PLATFORMS["kubeflow"] = Line(f"{__name__}:HereKubeflow")
     with tempfile.TemporaryDirectory() as artifacts:
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root=artifacts)
-        build(load_run_file(run_file, overrides), "kubeflow")(run_id=run_id)
+        build(load_shipped(run_file, overrides), "kubeflow")(run_id=run_id)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.paths import ROOT
-from vlmpipe.config.run_config import load_run_file
+from tests.support.pipelines.example_project import load_for_vertex
 from vlmpipe.trainer.config.job import RunPaths
 
 IMAGE = "registry.example.com/vlmpipe/trainer:1"
@@ -19,7 +19,7 @@ def run_folder(root: Path, section: dict[str, Any] | None = None) -> Path:
     """A run's folder with what the step reads of it."""
     (root / "steps").mkdir(parents=True, exist_ok=True)
     if not (root / "run.json").exists():
-        config = load_run_file(ROOT / "configs/digits.yaml", [f"kubeflow={json.dumps(section or {})}"])
+        config = load_for_vertex(ROOT / "configs/digits.yaml", [f"kubeflow={json.dumps(section or {})}"])
         paths = RunPaths(run_id=root.name, root_uri=str(root.parent))
         (root / "run.json").write_text(json.dumps(config.to_run_json(paths)))
     (root / "steps/resolve-run.json").write_text(json.dumps({"step": "resolve-run", "started_s": 1.5}))

@@ -88,7 +88,7 @@ class Toy(Platform):
 
     def look(self, config: RunConfig) -> Look:
         missing = list(self.missing(config))
-        return Look("unchecked", "; ".join(missing)) if missing else Look("ok", "fits the toy")
+        return Look("unchecked", "; ".join(map(str, missing))) if missing else Look("ok", "fits the toy")
 
     def root_uri(self, config: RunConfig) -> str:
         return str(self.folder / "bucket")

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.paths import ROOT
-from vlmpipe.config.run_config import RunConfig, load_run_file
+from tests.support.pipelines.example_project import load_for_vertex
+from vlmpipe.config.run_config import RunConfig
 from vlmpipe.pipelines.tune.search import Search, open_search
 from vlmpipe.trainer.storage import open_storage
 
@@ -25,7 +26,7 @@ def config(*more: str, **tuning: Any) -> RunConfig:
     """`more`: overrides of the run file; `tuning`: fields of its section tune."""
     section = {"parameters": PARAMETERS, "max_trial_count": 6, "parallel_trial_count": 2, **tuning}
     wanted = ["cluster.replica_count=1", "gcp.project=test-project", f"tune={json.dumps(section)}", *more]
-    return load_run_file(DIGITS, wanted)
+    return load_for_vertex(DIGITS, wanted)
 
 
 def opened(wanted: RunConfig, root: Path | str, search_id: str = "digits-tune-1") -> Search:

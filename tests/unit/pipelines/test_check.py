@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.pipelines.example_project import load_shipped
 from tests.support.pipelines.run_files import small
 from tests.support.trainer.benchmark_files import write
 from tests.support.trainer.chat_templates import PLAIN, TEMPLATES, with_template
@@ -100,7 +101,7 @@ def test_a_step_whose_disk_is_too_small_fails_as_in_the_plan() -> None:
 @pytest.mark.usefixtures("unplanned")
 def test_a_users_function_is_called_here_and_its_module_must_be_in_the_image(tmp_path: Path) -> None:
     def found(source: str, *overrides: str) -> list[tuple[str, int]]:
-        run = load_run_file(ROOT / "configs/digits.yaml", [f"data.source={source}", *overrides])
+        run = load_shipped(ROOT / "configs/digits.yaml", [f"data.source={source}", *overrides])
         return [(one.state, one.code) for one in check_run(run) if one.subject == "data"]
 
     (tmp_path / "mine.py").write_text(
@@ -131,7 +132,7 @@ def test_a_package_that_cannot_be_imported_is_reported_with_its_error(
     (tmp_path / "badpkg" / "__init__.py").write_text(f"{code}\n")
     (tmp_path / "badpkg" / "sub.py").write_text("def f():\n    yield {}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    run = load_run_file(ROOT / "configs/digits.yaml", ["data.source=badpkg.sub:f", *overrides])
+    run = load_shipped(ROOT / "configs/digits.yaml", ["data.source=badpkg.sub:f", *overrides])
     *_, finding = [one for one in check_run(run) if one.subject == "data"]
     assert (finding.state, finding.code) == ("failed", ExitCode.CONFIG)
     assert error in finding.text

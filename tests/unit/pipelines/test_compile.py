@@ -17,9 +17,10 @@ from google.auth.credentials import AnonymousCredentials
 from kfp import compiler, components, dsl
 
 from tests.support.paths import ROOT
+from tests.support.pipelines.example_project import load_shipped
 from tests.support.pipelines.graphs import Spec, all_tasks, shape, steps
 from vlmpipe.config.overrides import apply_overrides, leaves
-from vlmpipe.config.run_config import RunConfig, load_run_file, parse_run_config
+from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.job_spec.check import check_jobs
 from vlmpipe.pipelines.compile import check_exit_tasks, check_file, compile_pipeline
 from vlmpipe.pipelines.training import build
@@ -35,7 +36,7 @@ MAILED = (DIGITS, ROOT / "configs/digits-stages.yaml", ROOT / "configs/sweeps/qw
 
 @pytest.fixture
 def digits() -> RunConfig:
-    return load_run_file(DIGITS)
+    return load_shipped(DIGITS)
 
 
 def compiled(config: RunConfig, target: str, folder: Path) -> Spec:
@@ -54,9 +55,9 @@ def exit_tasks(spec: Spec) -> list[str]:
 
 
 def test_mail_is_a_second_exit_task_on_vertex_and_nothing_elsewhere(tmp_path: Path) -> None:
-    config = load_run_file(DIGITS, ["notify.email=[a@b.org]", "notify.webhook=https://ci.example.com/runs"])
+    config = load_shipped(DIGITS, ["notify.email=[a@b.org]", "notify.webhook=https://ci.example.com/runs"])
     vertex, local = compiled(config, "vertex", tmp_path), compiled(config, "local", tmp_path)
-    plain = compiled(load_run_file(DIGITS), "local", tmp_path)
+    plain = compiled(load_shipped(DIGITS), "local", tmp_path)
     with_mail = shape(vertex)
     assert list(with_mail.pop("/mail")["input names"]["parameters"]) == [
         "pipeline_task_final_status: TASK_FINAL_STATUS", "recipients: LIST",
@@ -77,9 +78,9 @@ def test_mail_is_a_second_exit_task_on_vertex_and_nothing_elsewhere(tmp_path: Pa
 
 @pytest.mark.parametrize("path", MAILED, ids=lambda path: path.stem)
 def test_mail_makes_no_exit_task_inside_another_group(path: Path, tmp_path: Path) -> None:
-    spec = compiled(load_run_file(path, ["notify.email=[a@b.org]"]), "vertex", tmp_path)
+    spec = compiled(load_shipped(path, ["notify.email=[a@b.org]"]), "vertex", tmp_path)
     assert exit_tasks(spec) == ["/mail", "/notify"]
-    assert exit_tasks(compiled(load_run_file(path), "kubeflow", tmp_path)) == ["/notify"]
+    assert exit_tasks(compiled(load_shipped(path), "kubeflow", tmp_path)) == ["/notify"]
 
 
 def test_an_exit_handler_inside_a_pipeline_that_is_a_step_is_not_compiled() -> None:
@@ -143,7 +144,7 @@ def accepted_with(content: dict[str, Any], path: str, text: str) -> dict[str, An
 @pytest.fixture(scope="module")
 def nasty() -> RunConfig:
     """The quickstart's run file with such a text in every field that takes one."""
-    config = load_run_file(ROOT / "configs/digits.yaml", ["output.root_uri=gs://bucket/root"])
+    config = load_shipped(ROOT / "configs/digits.yaml", ["output.root_uri=gs://bucket/root"])
     content = apply_overrides(config.to_dict(), {"cluster.env": {"NAME": "value"}})
     taken = list[str]()
     for path in texts_of(parse_run_config(content, "x")):
@@ -169,7 +170,7 @@ def test_every_text_of_a_run_file_is_read_back(nasty: RunConfig, target: str, tm
 
 def clean(target: str, folder: Path) -> bytes:
     path = folder / "clean.yaml"
-    compile_pipeline(load_run_file(ROOT / "configs/digits.yaml"), target, path)
+    compile_pipeline(load_shipped(ROOT / "configs/digits.yaml"), target, path)
     return path.read_bytes()
 
 
@@ -185,9 +186,9 @@ def test_the_file_equals_the_one_of_kfps_own_compiler(digits: RunConfig, target:
 
 def test_compiling_again_in_another_process_gives_the_same_bytes(digits: RunConfig, tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from vlmpipe.config.run_config import load_run_file; "
+        "import sys; from pathlib import Path; from tests.support.pipelines.example_project import load_shipped; "
         "from vlmpipe.pipelines.compile import compile_pipeline; "
-        "compile_pipeline(load_run_file(sys.argv[1]), 'vertex', Path(sys.argv[2]))"
+        "compile_pipeline(load_shipped(sys.argv[1]), 'vertex', Path(sys.argv[2]))"
     )
     here, there = tmp_path / "here.yaml", tmp_path / "there.yaml"
     compile_pipeline(digits, "vertex", here)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.pipelines.example_project import load_shipped
 from vlmpipe.components.runtime.sweep_steps import ENDED_CHARS
-from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.sweep import MAX_TRAININGS
 from vlmpipe.pipelines import step_metadata
 from vlmpipe.pipelines.compile import compile_pipeline
@@ -25,12 +26,12 @@ SHIPPED = [*sorted((ROOT / "configs").glob("*.yaml")), *sorted((ROOT / "configs/
 def sweep(trainings: int, per_job: int, bucket: str = "gs://example-bucket/vlmpipe") -> RunConfig:
     rates = ", ".join(f"1.{number:03}e-3" for number in range(trainings // 2))
     values = f"sweep={{grid: {{train.optimizer.learning_rate: [{rates}]}}, starts: 2, trainings_per_job: {per_job}}}"
-    return load_run_file(DIGITS, [values, f"gcp.pipeline_root={bucket}", "cluster.replica_count=1"])
+    return load_shipped(DIGITS, [values, f"gcp.pipeline_root={bucket}", "cluster.replica_count=1"])
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_run_files_stay_far_below(path: Path) -> None:
-    sizes = [size for _, size, _ in step_metadata._sizes(load_run_file(path), VERTEX)]
+    sizes = [size for _, size, _ in step_metadata._sizes(load_shipped(path), VERTEX)]
     assert max(sizes) < MAX_BYTES / 2
 
 

@@ -12,6 +12,7 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 
 from tests.support.paths import ROOT
 from tests.support.pipelines import golden_pipelines
+from tests.support.pipelines.example_project import load_shipped
 from tests.support.pipelines.graphs import Spec, all_tasks, shape, steps
 from tests.support.short_form import WHOLE
 from vlmpipe.config.run_config import RunConfig, load_run_file
@@ -24,9 +25,7 @@ from vlmpipe.platforms.table import PLATFORMS
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.preflight.bought import VARIABLE
 
-RUN_FILES = [
-    path for path in sorted((ROOT / "configs").glob("*.yaml")) if "service_account:" in path.read_text()
-]  # those that may be compiled for Vertex AI
+RUN_FILES = sorted((ROOT / "configs").glob("*.yaml"))
 # Those whose graphs differ: compiling all of them is left to the whole form, and for Vertex AI to access/test_table.py.
 DIFFERENT = ("arr-coc", "digits", "digits-preferences", "llava-7b-stages", "qwen2-5-vl-3b-weekly")
 COMPILED = [path for path in RUN_FILES if WHOLE or path.stem in DIFFERENT]
@@ -39,7 +38,7 @@ TARGETS: tuple[str, ...] = tuple(PLATFORMS)
 
 @pytest.fixture
 def digits() -> RunConfig:
-    return load_run_file(DIGITS)
+    return load_shipped(DIGITS)
 
 
 _compiled: dict[tuple[str, str], bytes] = {}  # pickled, which is read faster than YAML: most tests look at the same few
@@ -58,7 +57,7 @@ def compiled(config: RunConfig, target: str, folder: Path) -> Spec:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("path", COMPILED, ids=lambda path: path.stem)
 def test_a_strict_reader_finds_the_pipeline_that_was_written(path: Path, target: str, tmp_path: Path) -> None:
-    config = load_run_file(path)
+    config = load_shipped(path)
     read = json_format.ParseDict(compiled(config, target, tmp_path), pipeline_spec_pb2.PipelineSpec())
     assert read == build(config, target).pipeline_spec
 
@@ -74,7 +73,7 @@ def constants(task: Spec) -> Spec:
 
 @pytest.mark.parametrize("path", COMPILED, ids=lambda path: path.stem)
 def test_the_graph_is_the_same_on_every_target(path: Path, tmp_path: Path) -> None:
-    config = load_run_file(path)
+    config = load_shipped(path)
     vertex, kubeflow, local = (compiled(config, target, tmp_path) for target in TARGETS)
     assert shape(vertex) == shape(kubeflow) == shape(local)
     of_each_stage = (
@@ -104,7 +103,7 @@ def test_the_graph_is_the_same_on_every_target(path: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("path", golden_pipelines.KEPT, ids=lambda path: path.stem)
 def test_a_change_of_a_shipped_pipeline_is_seen_in_its_outline(path: Path) -> None:
     kept = (golden_pipelines.FOLDER / path.name).read_text()
-    assert golden_pipelines.text(load_run_file(path)) == kept, (
+    assert golden_pipelines.text(load_shipped(path)) == kept, (
         "python -m tests.support.pipelines.golden_pipelines writes them anew"
     )
 
@@ -116,7 +115,7 @@ def test_no_outline_is_of_a_run_file_that_is_gone() -> None:
 
 @pytest.mark.parametrize("path", golden_pipelines.RUN_FILES, ids=lambda path: path.stem)
 def test_the_jobs_of_a_shipped_run_file_have_the_machines_that_it_names(path: Path) -> None:
-    for run in load_run_file(path).stage_runs().values():
+    for run in load_shipped(path).stage_runs().values():
         cluster = run.cluster
         for job in jobs_of(run):
             pools = [pool for pool in job_spec(run, job, RUN_URI)["worker_pool_specs"] if pool]
@@ -135,11 +134,11 @@ def test_the_jobs_of_a_shipped_run_file_have_the_machines_that_it_names(path: Pa
 
 
 def test_several_data_tasks_prepare_chunks_side_by_side_before_they_are_put_together(tmp_path: Path) -> None:
-    config = load_run_file(DIGITS, ["data.tasks=3"])
+    config = load_shipped(DIGITS, ["data.tasks=3"])
     vertex, kubeflow, local = (compiled(config, target, tmp_path) for target in TARGETS)
     assert shape(vertex) == shape(kubeflow) == shape(local)
     found = steps(vertex)
-    assert found.keys() - steps(compiled(load_run_file(DIGITS), "vertex", tmp_path)) == {"plan-data", "prepare-chunks"}
+    assert found.keys() - steps(compiled(load_shipped(DIGITS), "vertex", tmp_path)) == {"plan-data", "prepare-chunks"}
     ((loop, task),) = [(path.rpartition("/")[2], task) for path, task, _ in all_tasks(vertex) if "for-loop" in path
                        and "parameterIterator" in task]  # fmt: skip
     assert task["dependentTasks"] == ["plan-data"] and "plan-data-Output" in str(task["parameterIterator"]["items"])
@@ -164,7 +163,7 @@ def test_a_job_step_has_the_same_defaults_on_every_target(digits: RunConfig, tmp
 
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
 def test_every_job_of_a_shipped_run_file_is_one_that_vertex_takes(path: Path) -> None:
-    config = load_run_file(path)
+    config = load_shipped(path)
     for job in jobs_of(config):
         message = check_job_spec(job_spec(config, job, RUN_URI))
         assert message.worker_pool_specs[0].replica_count == 1
@@ -188,7 +187,7 @@ def test_no_step_installs_anything(digits: RunConfig, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", COMPILED, ids=lambda path: path.stem)
 def test_a_pipeline_for_kubeflow_holds_nothing_of_vertex(path: Path, tmp_path: Path) -> None:
-    config = load_run_file(path, ["notify.email=[a@b.org]"])
+    config = load_shipped(path, ["notify.email=[a@b.org]"])
     spec = compiled(config, "kubeflow", tmp_path)
     executors = spec["deploymentSpec"]["executors"]
     assert {executor["container"]["image"] for executor in executors.values()} == {config.gcp.pipeline_image}
@@ -213,7 +212,7 @@ def test_parameters_are_few_described_and_need_no_value(digits: RunConfig, tmp_p
 
 @pytest.mark.parametrize("path", COMPILED, ids=lambda path: path.stem)
 def test_console_shows_the_run_files_values_as_defaults(path: Path, tmp_path: Path) -> None:
-    config = load_run_file(path)
+    config = load_shipped(path)
     parameters = compiled(config, "vertex", tmp_path)["root"]["inputDefinitions"]["parameters"]
     shown = {name: one["defaultValue"] for name, one in parameters.items()}
     assert (shown["epochs"], shown["max_steps"]) == (config.train.epochs, config.train.max_steps)
@@ -243,7 +242,7 @@ def test_settings_of_the_run_file_reach_the_job_step(tmp_path: Path) -> None:
         "gcp.encryption_spec_key_name=projects/p/locations/us-central1/keyRings/r/cryptoKeys/key",
         "gcp.labels={team: vision}",
     ]
-    spec = compiled(load_run_file(DIGITS, overrides), "vertex", tmp_path)
+    spec = compiled(load_shipped(DIGITS, overrides), "vertex", tmp_path)
     given = constants(steps(spec)["train"])
     assert given == {
         "display_name": "digits-train",
@@ -266,10 +265,10 @@ def test_settings_of_the_run_file_reach_the_job_step(tmp_path: Path) -> None:
 
 def test_jobs_run_as_an_account_of_their_own_where_there_is_one() -> None:
     account = "trainer@example-project.iam.gserviceaccount.com"
-    config = load_run_file(DIGITS, [f"gcp.job_service_account={account}"])
+    config = load_shipped(DIGITS, [f"gcp.job_service_account={account}"])
     assert [job_spec(config, job, RUN_URI)["service_account"] for job in jobs_of(config)] == [account] * 3
     with pytest.raises(ConfigError, match=r"gcp\.job_service_account"):
-        load_run_file(DIGITS, ["gcp.job_service_account=me@example.com"])
+        load_shipped(DIGITS, ["gcp.job_service_account=me@example.com"])
 
 
 def test_a_reduction_server_is_pool_2_of_the_training_job_alone() -> None:
@@ -282,7 +281,7 @@ def test_a_reduction_server_is_pool_2_of_the_training_job_alone() -> None:
 
 
 def test_what_vertex_needs_and_the_run_file_lacks_is_named(tmp_path: Path) -> None:
-    config = load_run_file(DIGITS, ["gcp.service_account="])
+    config = load_shipped(DIGITS, ["gcp.service_account="])
     with pytest.raises(ConfigError, match=r"gcp\.service_account: missing"):
         compile_pipeline(config, "vertex", tmp_path / "p.yaml")
     assert not list(tmp_path.iterdir())
@@ -310,12 +309,12 @@ DEPLOYS = {
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_section_deploy_is_a_step_behind_the_registration(target: str, tmp_path: Path) -> None:
-    config = load_run_file(DIGITS, ["deploy.endpoint=digits", *DEPLOYS[target]])
+    config = load_shipped(DIGITS, ["deploy.endpoint=digits", *DEPLOYS[target]])
     spec = compiled(config, target, tmp_path)
     step = steps(spec)["deploy-model"]
     assert "register-model" in step["dependentTasks"]
     assert constants(step)["where"] == target
-    assert "deploy-model" not in steps(compiled(load_run_file(DIGITS), target, tmp_path))
+    assert "deploy-model" not in steps(compiled(load_shipped(DIGITS), target, tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -330,7 +329,7 @@ def test_what_a_deployment_needs_and_the_run_file_lacks_is_named(
     target: str, overrides: list[str], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        compiled(load_run_file(DIGITS, ["deploy.endpoint=digits", *overrides]), target, tmp_path)
+        compiled(load_shipped(DIGITS, ["deploy.endpoint=digits", *overrides]), target, tmp_path)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -338,12 +337,12 @@ def test_lmms_eval_is_a_job_between_evaluation_and_gate(target: str, tmp_path: P
     section = '{"tasks": ["pope"], "image_uri": "us-docker.pkg.dev/my-project/vlmpipe/lmms-eval:1"}'
     machine = '{"machine_type": "g2-standard-8", "accelerator_type": "NVIDIA_L4", "accelerator_count": 1}'
     own = ["cluster.evaluate_replica_count=2", f"cluster.evaluate_machine={machine}"]
-    config = load_run_file(DIGITS, [f"evaluate.lmms_eval={section}", *own])
+    config = load_shipped(DIGITS, [f"evaluate.lmms_eval={section}", *own])
     whole = steps(compiled(config, target, tmp_path))
     assert whole["decide"]["dependentTasks"] == ["benchmark", "resolve-run"]
     assert "evaluate" in whole["benchmark"]["dependentTasks"]
     assert compile_pipeline(config, target, tmp_path / "again.yaml").jobs == 4
-    assert compile_pipeline(load_run_file(DIGITS), target, tmp_path / "without.yaml").jobs == 3
+    assert compile_pipeline(load_shipped(DIGITS), target, tmp_path / "without.yaml").jobs == 3
     (pool,) = job_spec(config, "benchmark", RUN_URI)["worker_pool_specs"]
     assert (pool["replica_count"], pool["machine_spec"]["machine_type"]) == (1, "g2-standard-8")
     (bought,) = pool["container_spec"].pop("env")
@@ -359,7 +358,7 @@ def test_lmms_eval_is_a_job_between_evaluation_and_gate(target: str, tmp_path: P
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_audit_is_a_job_for_which_the_gate_does_not_wait(target: str, tmp_path: Path) -> None:
     machine = '{"machine_type": "g2-standard-8", "accelerator_type": "NVIDIA_L4", "accelerator_count": 1}'
-    config = load_run_file(DIGITS, ["evaluate.audit={max_samples: 500}", f"cluster.evaluate_machine={machine}"])
+    config = load_shipped(DIGITS, ["evaluate.audit={max_samples: 500}", f"cluster.evaluate_machine={machine}"])
     whole = steps(compiled(config, target, tmp_path))
     assert whole["decide"]["dependentTasks"] == ["evaluate", "resolve-run"]
     assert "sync-checkpoint" in whole["audit"]["dependentTasks"]
@@ -376,7 +375,7 @@ def test_an_audit_is_a_job_for_which_the_gate_does_not_wait(target: str, tmp_pat
 def test_a_sweep_has_loops_over_preparations_and_jobs_and_one_comparison(
     path: Path, target: str, tmp_path: Path
 ) -> None:
-    config = load_run_file(path)
+    config = load_shipped(path)
     assert config.sweep
     spec = compiled(config, target, tmp_path)
     read = json_format.ParseDict(spec, pipeline_spec_pb2.PipelineSpec())
@@ -394,7 +393,7 @@ def test_a_sweep_has_loops_over_preparations_and_jobs_and_one_comparison(
 
 def test_a_sweep_whose_variant_has_an_impossible_machine_is_not_compiled(tmp_path: Path) -> None:
     wrong = "sweep={variants: {a: {}, b: {cluster.machine_type: no-such-machine}}}"
-    config = load_run_file(DIGITS, ["cluster.replica_count=1", wrong])
+    config = load_shipped(DIGITS, ["cluster.replica_count=1", wrong])
     with pytest.raises(ConfigError, match="variant b: ") as caught:
         compile_pipeline(config, "vertex", tmp_path / "pipeline.yaml")
     assert "no-such-machine" in str(caught.value) and not (tmp_path / "pipeline.yaml").exists()

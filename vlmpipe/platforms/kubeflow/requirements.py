@@ -22,6 +22,10 @@ from vlmpipe.trainer.config.external_trainer import WITH_ROLES
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
 
+FIX = (
+    "copy the missing fields from vlmpipe docs run-on-kubeflow into the run file; in a clone, make build config=FILE "
+    "writes the images"
+)
 KUBEFLOW: Mapping[str, Form] = {"gcp.pipeline_image": forms.PULLABLE_IMAGE, "cluster.image_uri": forms.PULLABLE_IMAGE}
 KSERVES_OWN = {
     "PYTHONPATH": "KServe refuses it from 0.18 on; expected a path inside the image, set by the image",
@@ -90,7 +94,7 @@ def require_kubeflow(config: RunConfig) -> None:
         if trainer.launch in WITH_ROLES:
             text = f"found {trainer.launch}, expected another launch: a TrainJob has one kind of node and no roles"
             problems.append(Problem("train.trainer.launch", text))
-    raise_problems(config, "Kubeflow", problems)
+    raise_problems(config, "Kubeflow", problems, fix=FIX)
 
 
 def require_reached_files(config: RunConfig) -> None:

@@ -25,6 +25,10 @@ from vlmpipe.trainer.errors import ConfigError
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
 
+FIX = (
+    "copy the missing fields from vlmpipe docs first-run-on-vertex into the run file; in a clone, make build "
+    "config=FILE writes the images, and make takes the fields of your project from env.sh"
+)
 REGISTRY = Form(r"|(gs|vertex)://.*", "gs:// or vertex://MODEL_ID: no step sees a folder here")
 VERTEX: Mapping[str, Form] = {
     "gcp.project": forms.PROJECT,
@@ -47,7 +51,7 @@ def require_vertex(config: RunConfig) -> None:
         deploys.append(Problem("register.registry", f"{text}: the service mounts the registered model"))
     problems = [*violated(config, VERTEX), *_packages_elsewhere(config), *deploys, *hub_token(config)]
     problems += [*benchmark_image(config, forms.IMAGE), *service_confinement_problems(config, "kubeflow.")]
-    raise_problems(config, "Vertex AI", problems)
+    raise_problems(config, "Vertex AI", problems, fix=FIX)
 
 
 def require_reached_files(config: RunConfig) -> None:
@@ -65,11 +69,14 @@ def require_own_project(project: str) -> None:
         )
 
 
-def look_at(config: RunConfig, missing: Sequence[str]) -> Look:
-    """The line of `vlmpipe check` for a run file that lacks this for Vertex AI."""
+def look_at(config: RunConfig, problems: Sequence[Problem]) -> Look:
+    """The line of `vlmpipe check` for a run file with these problems on Vertex AI: missing fields by name alone."""
     project, location = config.gcp.project, config.gcp.location
-    if missing:
-        return Look("unchecked", f"runs here, not on Vertex AI: {'; '.join(missing)}")
+    if problems:
+        fields = ", ".join(problem.field for problem in problems if problem.is_missing)
+        needs = [f"it also needs {fields} (vlmpipe docs first-run-on-vertex)"] if fields else []
+        others = [str(problem) for problem in problems if not problem.is_missing]
+        return Look("unchecked", f"runs here, not on Vertex AI: {'; '.join([*needs, *others])}")
     if odd := unknown_region(location):
         return Look("warning", odd)
     if project == EXAMPLE_PROJECT:

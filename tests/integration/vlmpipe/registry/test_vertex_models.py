@@ -17,10 +17,11 @@ from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.gcs import QUICK_RETRY
 from tests.support.paths import ROOT
+from tests.support.pipelines.example_project import load_for_vertex
 from tests.support.reports import make_run, write_export
 from vlmpipe.components.runtime.parameters import compiled_settings
 from vlmpipe.components.runtime.resolve import resolve
-from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.config.sections.deploy import DeployConfig
 from vlmpipe.config.sections.output import ServingConfig
@@ -294,7 +295,7 @@ def test_the_gate_asks_the_alias_and_both_answers_are_acted_on(
 
 
 def digits(*overrides: str) -> RunConfig:
-    return load_run_file(DIGITS, overrides)
+    return load_for_vertex(DIGITS, overrides)
 
 
 def test_the_run_file_chooses_the_registry_and_refuses_invalid_ones(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.paths import ROOT
+from tests.support.pipelines.example_project import load_shipped
 from tests.support.trainer.benchmark_files import write
 from vlmpipe.components.runtime.parameters import PARAMETER_FIELDS, compiled_settings, parameter_defaults
 from vlmpipe.components.runtime.resolve import Resolved, resolve
@@ -206,7 +207,8 @@ def test_a_wrong_parameter_is_refused_and_nothing_is_written(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_run_on_vertex_needs_what_vertex_needs(config: RunConfig) -> None:
+def test_a_run_on_vertex_needs_what_vertex_needs() -> None:
+    config = load_shipped(ROOT / "configs/digits.yaml")
     compiled = compiled_settings(config, "vertex", "gs://bucket/root")
     content = config.to_dict() | {"data": config.to_dict()["data"] | {"source": "samples.json"}}
     with pytest.raises(ConfigError, match=r"expected a gs:// path"):
@@ -381,7 +383,7 @@ def test_on_vertex_a_red_plan_of_a_later_stage_stops_the_first(monkeypatch: pyte
         return SimpleNamespace(errors=["too large"] if config.name == "digits-stages" else [], memory=None)
 
     monkeypatch.setattr("vlmpipe.planner.plan.plan_run", plan_run)
-    staged = load_run_file(ROOT / "configs/digits-stages.yaml", ["output.root_uri=gs://bucket/root"])
+    staged = load_shipped(ROOT / "configs/digits-stages.yaml", ["output.root_uri=gs://bucket/root"])
     with pytest.raises(ConfigError, match="stage finetune: the plan is red"):
         begun(staged, "vertex")
     assert places == {"digits-stages": (False, True)}, "later stages first"

@@ -12,6 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from tests.support import access_pages
 from tests.support.paths import ROOT
+from tests.support.pipelines.example_project import load_shipped
 from tests.support.pipelines.golden_pipelines import RUN_FILES, graph
 from vlmpipe.access.grants import secret_readers
 from vlmpipe.access.needs import named
@@ -169,7 +170,7 @@ def steps_of(tree: dict[str, Any]) -> Iterator[tuple[str, bool]]:
 def test_every_step_of_every_shipped_pipeline_has_an_account() -> None:
     table, seen = load_table(), set()
     for path in RUN_FILES:
-        stages = [f"{stage}-" for stage in load_run_file(path).stage_runs() if stage]
+        stages = [f"{stage}-" for stage in load_shipped(path).stage_runs() if stage]
         for name, is_job in steps_of(graph(path)):
             step = next((name.removeprefix(stage) for stage in stages if name.startswith(stage)), name)
             assert step in table.steps, f"{path.name}: no account is given for {name}"

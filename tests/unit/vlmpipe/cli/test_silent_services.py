@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.command_line import Vlmpipe
 from tests.support.paths import ROOT
+from tests.support.pipelines.example_project import for_vertex
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.google_cloud import retries
 from vlmpipe.google_cloud.bucket_checks import require_buckets
@@ -22,6 +23,7 @@ ACCOUNT = "runner@my-project.iam.gserviceaccount.com"
 VERTEX = (
     "gcp.project=my-project", "gcp.pipeline_root=gs://my-bucket/vlmpipe", f"gcp.service_account={ACCOUNT}",
 )  # fmt: skip
+SCHEDULED = (DIGITS, *for_vertex(VERTEX))
 JOB = "projects/my-project/locations/us-central1/pipelineJobs/digits-20260101-000000-a3f09c"
 
 
@@ -58,12 +60,12 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Silent]:
 @pytest.mark.parametrize(
     "command",
     [
-        ("schedule", "list", DIGITS, *VERTEX),
-        ("schedule", "pause", DIGITS, *VERTEX),
+        ("schedule", "list", *SCHEDULED),
+        ("schedule", "pause", *SCHEDULED),
         ("status", JOB),
         ("diagnose", JOB),
-        ("schedule", "list", DIGITS, "--target", "kubeflow"),
-        ("schedule", "resume", DIGITS, "--target", "kubeflow"),
+        ("schedule", "list", *SCHEDULED, "--target", "kubeflow"),
+        ("schedule", "resume", *SCHEDULED, "--target", "kubeflow"),
         ("status", "http://127.0.0.1/#/runs/details/00000000-0000-0000-0000-000000000000"),
     ],
     ids=lambda command: " ".join(command[:2]) + (" kubeflow" if "kubeflow" in command[-1] else ""),

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.command_line import Vlmpipe
 from tests.support.data.prepared import llava_folder, record, write_json
+from tests.support.pipelines.example_project import for_vertex
 from vlmpipe.platforms.local import process as local_process
 from vlmpipe.trainer.preflight import devices
 
@@ -17,7 +18,7 @@ DIGITS = "configs/digits.yaml"
 
 def test_a_run_on_kubeflow_needs_its_address(vlmpipe: Vlmpipe, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KF_PIPELINES_ENDPOINT", raising=False)
-    answer = vlmpipe("submit", DIGITS, "train.epochs=2", "--target", "kubeflow")
+    answer = vlmpipe("submit", DIGITS, *for_vertex(), "train.epochs=2", "--target", "kubeflow")
     assert (answer.code, answer.out) == (64, "")
     assert "KF_PIPELINES_ENDPOINT" in answer.err
 

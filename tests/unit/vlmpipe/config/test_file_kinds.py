@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from tests.support.paths import ROOT
+from tests.support.pipelines.example_project import load_shipped
 from vlmpipe.config.file_kinds import KINDS, RUN_FILE, kind_of_content
-from vlmpipe.config.run_config import load_run_file
 from vlmpipe.config.yaml_loader import read_mapping, read_run_file
 from vlmpipe.job_spec.build import job_spec, jobs_of
 from vlmpipe.job_spec.file import read_spec_file
@@ -21,11 +21,11 @@ DIGITS = ROOT / "configs/digits.yaml"
 
 
 def pipeline(folder: Path) -> Path:
-    return compile_pipeline(load_run_file(DIGITS), "vertex", folder / "pipeline.yaml").path
+    return compile_pipeline(load_shipped(DIGITS), "vertex", folder / "pipeline.yaml").path
 
 
 def spec(folder: Path) -> Path:
-    config = load_run_file(DIGITS)
+    config = load_shipped(DIGITS)
     return written(folder, "job.yaml", yaml.safe_dump(job_spec(config, jobs_of(config)[-1], "gs://b/r")))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.pipelines.example_project import load_shipped
 from tests.support.pipelines.run_files import SMALL, problems_of, small
 from vlmpipe.config.run_config import load_new_run, load_run_file, parse_run_config, warnings
 from vlmpipe.config.run_fields import BUILTIN_SOURCES
@@ -25,7 +26,7 @@ CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_shipped_run_files_are_valid_and_complete_for_vertex(path: Path) -> None:
-    config = load_run_file(path)
+    config = load_shipped(path)
     require_vertex(config)
     assert config.name == path.stem
     assert warnings(config) == []

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.pipelines.example_project import load_shipped
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.job_spec.build import job_spec
 from vlmpipe.job_spec.check import check_job_spec
@@ -21,7 +22,7 @@ RUN_URI = "gs://bucket/runs/p"
 
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
 def test_a_probe_has_the_machine_and_the_image_of_its_job_and_the_api_takes_it(path: Path) -> None:
-    config = load_run_file(path)
+    config = load_shipped(path)
     machines = probed_machines(config)
     assert len({machine.step for machine in machines}) == len(machines) and machines[0].step == "probe"
     for machine in machines:
@@ -39,7 +40,7 @@ def test_a_probe_has_the_machine_and_the_image_of_its_job_and_the_api_takes_it(p
 
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.stem)
 def test_every_job_with_gpus_is_probed(path: Path) -> None:
-    config = load_run_file(path)
+    config = load_shipped(path)
     probed = [step for machine in probed_machines(config) for step in machine.steps]
     names = [f"{stage}-train" if stage else "train" for stage in config.stage_runs()]
     assert set(names) <= set(probed) and len(probed) == len(set(probed))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.support import short_form
 from tests.support.generated_files import RULES_PAGE, fields_json, job_spec_rules_page
 from tests.support.paths import ROOT
+from tests.support.pipelines.example_project import for_vertex
 from tests.support.pipelines.job_spec_cases import CASES, WHOLE
 from tests.support.pipelines.job_specs import (
     CLUSTER,
@@ -215,8 +216,15 @@ def test_an_error_shared_by_several_jobs_is_reported_once() -> None:
 
 def test_vertex_warnings_are_reported_for_run_files_that_can_run_there() -> None:
     image = "cluster.image_uri=docker.io/example/trainer:1"
-    assert [(state, text[:5]) for state, text in findings(image)] == [("warning", "VP604"), ("warning", "VP604")]
-    assert findings(image, "gcp.project=") == []
+    found = findings(*for_vertex([image]))
+    assert [(state, text[:5]) for state, text in found] == [("warning", "VP604"), ("warning", "VP604")]
+    assert findings(image) == []
+
+
+def test_warnings_about_vertex_are_left_out_of_the_plan_of_a_job_that_goes_nowhere() -> None:
+    assert plan_run(load_run_file(ROOT / "configs/digits.yaml")).findings == ()
+    elsewhere = load_run_file(ROOT / "configs/digits.yaml", ["cluster.image_uri=docker.io/example/trainer:1"])
+    assert {violation.code for violation in plan_run(elsewhere).findings} >= {"VP505", "VP604"}
 
 
 def test_a_violation_names_the_right_value_and_its_source() -> None:

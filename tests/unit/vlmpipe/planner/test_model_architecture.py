@@ -10,6 +10,7 @@ import pytest
 
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.paths import ROOT
+from tests.support.pipelines.example_project import load_shipped
 from vlmpipe import api
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.storage import open_storage
@@ -50,7 +51,7 @@ def test_every_command_refuses_an_impossible_model_before_anything_starts(overri
     with pytest.raises(ConfigError) as started:
         api.run(config)
     with pytest.raises(ConfigError) as submitted:
-        api.submit(config, dry_run=True)
+        api.submit(load_shipped(ROOT / "configs/digits.yaml", [override]), dry_run=True)
     assert started.value.text() == planned.value.text() == submitted.value.text()
     assert not list(tmp_path.iterdir())
 
@@ -67,7 +68,7 @@ def test_ranks_that_cannot_share_sequences_are_refused_with_the_degrees_that_can
 def test_an_unknown_region_is_a_warning() -> None:
     def vertex(location: str) -> str:
         values = ("gcp.project=my-project", f"gcp.location={location}", "gcp.pipeline_root=gs://bucket/root")
-        config = api.load(ROOT / "configs/digits.yaml", *values)
+        config = load_shipped(ROOT / "configs/digits.yaml", values)
         return " ".join(finding.text for finding in api.check(config) if finding.subject == "vertex")
 
     assert "us-central9 is no region that has GPUs: did you mean us-central1?" in vertex("us-central9")

@@ -17,6 +17,7 @@ from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.kubeflow_pipelines import FakePipelines
 from tests.fakes.kubernetes.api import FakeKubernetes
 from tests.support.paths import ROOT
+from tests.support.pipelines.example_project import for_vertex
 from tests.support.vertex.submit_runs import APPROVED, Submit
 from vlmpipe.platforms.kubeflow.runs.client import TOKEN_VARIABLE, KubeflowRuns
 from vlmpipe.platforms.kubeflow.runs.logs import step_name
@@ -28,7 +29,7 @@ from vlmpipe.trainer.records.step import StepRecord
 pytest_plugins = ("tests.support.vertex.fixtures",)
 DIGITS = str(ROOT / "configs/digits.yaml")
 FREE = "plan.machine.usd_per_hour=0"
-SUBMIT = ("submit", DIGITS, "cluster.replica_count=1", FREE, "--target", "kubeflow")
+SUBMIT = ("submit", DIGITS, *for_vertex(), "cluster.replica_count=1", FREE, "--target", "kubeflow")
 
 
 @pytest.fixture
@@ -123,7 +124,9 @@ def test_a_dry_run_sends_nothing(pipelines: FakePipelines, bucket: FakeGcs, vlmp
 def test_what_could_not_run_there_is_refused(
     pipelines: FakePipelines, vlmpipe: Submit, arguments: list[str], code: int, said: str
 ) -> None:
-    answer = vlmpipe(*SUBMIT, *arguments)
+    fields = {argument.partition("=")[0] for argument in arguments}
+    others = [argument for argument in SUBMIT if argument.partition("=")[0] not in fields]
+    answer = vlmpipe(*others, *arguments)
     assert answer.code == code and said in answer.err
     assert pipelines.runs == {}
 

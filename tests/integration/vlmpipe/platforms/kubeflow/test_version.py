@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes.kubeflow_pipelines import FakePipelines
 from tests.support.paths import ROOT
-from vlmpipe.config.run_config import load_run_file
+from tests.support.pipelines.example_project import load_for_vertex
 from vlmpipe.pipelines.compile import compile_pipeline
 from vlmpipe.platforms.kubeflow.runs.client import KubeflowApi
 from vlmpipe.platforms.kubeflow.runs.version import require_version, service_version
@@ -72,7 +72,7 @@ def test_the_version_is_read_where_kfps_client_drops_it() -> None:
 
 @pytest.mark.parametrize("settings", [["data.tasks=3"], []], ids=["loop", "no loop"])
 def test_a_loop_is_found_in_the_compiled_file(tmp_path: Path, settings: list[str]) -> None:
-    package = compile_pipeline(load_run_file(DIGITS, settings), "kubeflow", tmp_path / "p.yaml").path
+    package = compile_pipeline(load_for_vertex(DIGITS, settings), "kubeflow", tmp_path / "p.yaml").path
     with FakePipelines() as pipelines:
         pipelines.version = "2.16.0"
         if settings:

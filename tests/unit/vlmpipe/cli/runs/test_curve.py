@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.support.command_line import Vlmpipe
+from tests.support.pipelines.example_project import for_vertex
 from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.cli.runs.curve import _curve_of, _shares
 from vlmpipe.pipelines.compile import compile_pipeline
@@ -95,7 +96,7 @@ def test_several_nodes_become_one_on_this_machine_and_it_is_said(capsys: pytest.
 def test_a_curve_is_compiled_for_every_target(target: str, tmp_path: Path) -> None:
     images = [f"{field}=registry.example.com/vlmpipe:1" for field in ("cluster.image_uri", "gcp.pipeline_image")]
     is_here = target == "local"
-    settings = _curve_of(Path(DIGITS), images, [0.1, 0.5, 1.0], 1, 0.9, "exact_match", is_here=is_here)
+    settings = _curve_of(Path(DIGITS), for_vertex(images), [0.1, 0.5, 1.0], 1, 0.9, "exact_match", is_here=is_here)
     content = compile_pipeline(settings, target, tmp_path / "pipeline.yaml").path.read_text(encoding="utf-8")
     spec = next(iter(yaml.safe_load_all(content)))
     tasks = {name for part in spec["components"].values() for name in part.get("dag", {}).get("tasks", {})}

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from tests.support.pipelines import golden_pipelines
+from tests.support.pipelines.example_project import load_shipped
 from tests.support.short_form import WHOLE
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.catalog.steps import load_steps
-from vlmpipe.config.run_config import RunConfig, load_run_file
+from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.steps.graph import GraphStep, graph_steps
 
 OF_THE_RUN = ("register-model", "deploy-model", "mail", "notify")  # without a stage's name
@@ -45,7 +46,7 @@ def planned_steps(config: RunConfig) -> dict[str, GraphStep]:
     "path", [path for path in golden_pipelines.RUN_FILES if WHOLE or path.stem in COMPILED], ids=lambda path: path.stem
 )
 def test_every_step_of_a_shipped_pipeline_is_planned_with_its_image_and_its_machine(path: Path) -> None:
-    planned, compiled, facts = planned_steps(load_run_file(path)), compiled_steps(path), load_steps()
+    planned, compiled, facts = planned_steps(load_shipped(path)), compiled_steps(path), load_steps()
     assert set(planned) == set(compiled)
     for name, step in planned.items():
         assert (step.image == "launcher") == (IMAGE_OF_JOBS in compiled[name]["image"]), name
@@ -58,9 +59,9 @@ def test_every_step_of_a_shipped_pipeline_is_planned_with_its_image_and_its_mach
 
 def test_every_step_that_a_pipeline_may_have_has_its_work_stated() -> None:
     more = ['notify={"email": ["a@b.org"]}', "data.tasks=3", "deploy.endpoint=digits"]
-    digits = load_run_file(golden_pipelines.ROOT / "configs/digits.yaml", more)
+    digits = load_shipped(golden_pipelines.ROOT / "configs/digits.yaml", more)
     names = {step.name for step in graph_steps(digits, encodes=True)}
     assert {"plan-data", "prepare-chunks", "deploy-model", "mail"} < names
-    shipped = {step.name for path in golden_pipelines.RUN_FILES for step in planned_steps(load_run_file(path)).values()}
+    shipped = {step.name for path in golden_pipelines.RUN_FILES for step in planned_steps(load_shipped(path)).values()}
     assert names | shipped <= set(load_steps().steps)
     assert set(load_steps().steps) == names | shipped | {"benchmark"}

@@ -8,6 +8,7 @@ import pytest
 from kfp import components
 
 from tests.support.paths import ROOT
+from tests.support.pipelines.example_project import load_shipped
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.pipelines.compile import compile_pipeline
 from vlmpipe.platforms.kubeflow.requirements import require_kubeflow
@@ -35,7 +36,7 @@ ON_A_VOLUME = [
 
 
 def test_every_step_on_kubeflow_gets_its_secrets_and_volumes(tmp_path: Path) -> None:
-    config = load_run_file(DIGITS, [*ON_S3, ON_A_VOLUME[-1]])
+    config = load_shipped(DIGITS, [*ON_S3, ON_A_VOLUME[-1]])
     platform_of("kubeflow").check_files(config)
     path = compile_pipeline(config, "kubeflow", tmp_path / "p.yaml").path
     spec, platform = documents(path.read_bytes())
@@ -54,7 +55,7 @@ def test_every_step_on_kubeflow_gets_its_secrets_and_volumes(tmp_path: Path) -> 
 def test_more_variables_than_a_train_job_takes_are_refused() -> None:
     given = ", ".join(f"A{number}: s/k" for number in range(101))
     with pytest.raises(ConfigError, match=r"kubeflow\.secret_env.*found 101 variables .*at most 100"):
-        require_kubeflow(load_run_file(DIGITS, [*ON_A_VOLUME, f"kubeflow.secret_env={{{given}}}"]))
+        require_kubeflow(load_shipped(DIGITS, [*ON_A_VOLUME, f"kubeflow.secret_env={{{given}}}"]))
 
 
 @pytest.mark.parametrize("name", ["PYTHONPATH", "STORAGE_URI"])
@@ -62,11 +63,11 @@ def test_variables_that_kserve_does_not_leave_to_the_container_are_refused(name:
     image = f"us-docker.pkg.dev/p/r/vllm@sha256:{'1' * 64}"
     deploy = f"deploy={{endpoint: digits, image_uri: '{image}', env: {{{name}: /a}}}}"
     with pytest.raises(ConfigError, match=rf"deploy\.env\.{name}"):
-        require_kubeflow(load_run_file(DIGITS, [*ON_A_VOLUME, deploy]))
+        require_kubeflow(load_shipped(DIGITS, [*ON_A_VOLUME, deploy]))
 
 
 def test_paths_on_a_volume_are_reached_and_others_are_not(tmp_path: Path) -> None:
-    config = load_run_file(DIGITS, ON_A_VOLUME)
+    config = load_shipped(DIGITS, ON_A_VOLUME)
     platform_of("kubeflow").check_files(config)
     require_kubeflow(config)
     assert (
@@ -78,10 +79,10 @@ def test_paths_on_a_volume_are_reached_and_others_are_not(tmp_path: Path) -> Non
     assert section.claim_uri("/mnt/team/a/b") == "pvc://team-data/a/b"
     assert section.claim_uri("s3://bucket/a") == "s3://bucket/a"
     with pytest.raises(ConfigError, match=r'data\.source: found "/data\.json", expected gs://.* kubeflow\.volumes'):
-        platform_of("kubeflow").check_files(load_run_file(DIGITS, [ON_A_VOLUME[0], "data.source=/data.json"]))
+        platform_of("kubeflow").check_files(load_shipped(DIGITS, [ON_A_VOLUME[0], "data.source=/data.json"]))
     with pytest.raises(ConfigError, match=r"data\.source.*expected a gs:// path"):
-        platform_of("vertex").check_files(load_run_file(DIGITS, ON_S3))
-    twice = load_run_file(DIGITS, [*ON_S3, "kubeflow.secret_env.AWS_ENDPOINT_URL_S3=minio/endpoint"])
+        platform_of("vertex").check_files(load_shipped(DIGITS, ON_S3))
+    twice = load_shipped(DIGITS, [*ON_S3, "kubeflow.secret_env.AWS_ENDPOINT_URL_S3=minio/endpoint"])
     with pytest.raises(ConfigError, match=r"kubeflow\.secret_env\.AWS_ENDPOINT_URL_S3: is set by another field"):
         require_kubeflow(twice)
 
@@ -109,4 +110,4 @@ def test_settings_without_effect_on_kubeflow_are_reported(tmp_path: Path) -> Non
 )
 def test_what_kubeflow_needs_and_the_run_file_lacks_is_named(override: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
-        compile_pipeline(load_run_file(DIGITS, [override]), "kubeflow", tmp_path / "p.yaml")
+        compile_pipeline(load_shipped(DIGITS, [override]), "kubeflow", tmp_path / "p.yaml")
