@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from tests.fakes.gcs.server import FakeGcs
 from tests.support.fuzz import examples, fuzzed
 from tests.support.pipelines import golden_pipelines
+from tests.support.pipelines.example_project import load_shipped
 from tests.support.pipelines.run_file_mutations import changes, mutated
 from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.runs import ends_of_ranks
 from tests.support.trainer.tiny_runs import TINY, merged
-from vlmpipe import api
 from vlmpipe.components.runtime.parameters import compiled_settings
 from vlmpipe.components.runtime.resolve import resolve
 from vlmpipe.components.runtime.step_logic import prepare_run
@@ -61,7 +61,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def bases() -> dict[str, dict[str, Any]]:
     shipped = {
-        path.stem: merged(api.load(path).to_dict(), GCP) for path in golden_pipelines.RUN_FILES if path.stem in SHIPPED
+        path.stem: merged(load_shipped(path).to_dict(), GCP)
+        for path in golden_pipelines.RUN_FILES
+        if path.stem in SHIPPED
     }
     return {"here": TINY, **shipped}
 
