@@ -62,7 +62,7 @@ class Problem:
 
     @property
     def is_missing(self) -> bool:
-        """Whether the field has no value."""
+        """Return whether the field has no value."""
         return self.text.startswith(MISSING)
 
 
