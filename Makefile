@@ -264,8 +264,9 @@ docs: $(INSTALLED_DEV)  ## the documentation as a site in build/docs; a dead lin
 	@echo "build/docs/index.html"
 
 .PHONY: golden
-golden: $(INSTALLED_DEV)  ## renew the outlines of four pipelines, which a test compares
+golden: $(INSTALLED_DEV)  ## renew the outlines of four pipelines and the screens of commands, which tests compare
 	@$(BIN)/python -m tests.support.pipelines.golden_pipelines
+	@$(BIN)/python -m tests.support.screens
 
 .PHONY: bench-data
 bench-data: $(INSTALLED_DEV)  ## benchmarks of the data path; args=--list says the parts of this and the others

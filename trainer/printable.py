@@ -7,6 +7,15 @@ terminal through `vlmpipe.trainer.redaction`, which lets none of them through.
 from __future__ import annotations
 
 import re
+import shutil
+import sys
+import textwrap
+
+COLUMNS = 100  # of every screen, also in a wider terminal, a pipe and a file: longer lines are hard to follow
+LABEL_COLUMNS = 40
+# A line is copied as a whole where it is a command or overrides, or ends with them after a label.
+_COMMAND = re.compile(r"(?:^|\s{2}|:)\s*(?:(?:vlmpipe|gcloud|kubectl|docker|python|pip) \S|(?:\w+\.)+\w+=\S)")
+_LABEL = re.compile(rf".{{0,{LABEL_COLUMNS - 2}}}\S\s{{2,}}")
 
 # Unicode's control characters but for line end and tab, its marks of direction (UAX #9, 2), its separators of lines,
 # and halves of characters. Spaces of all widths, joiners and marks of emoji are harmless.
@@ -27,6 +36,25 @@ def printable(text: str, *, keep: str = "") -> str:
     if not _CONTROL.search(text):
         return text
     return _CONTROL.sub(lambda match: match[0] if match[0] in keep else _picture(match[0]), _COLOURS.sub("", text))
+
+
+def columns() -> int:
+    """Return the columns of a screen: the terminal's, at most COLUMNS; COLUMNS in a pipe or a file."""
+    return min(shutil.get_terminal_size().columns, COLUMNS) if sys.stdout.isatty() else COLUMNS
+
+
+def wrapped(line: str) -> list[str]:
+    """Break a line at spaces to fit the screen; what follows a label continues below its text.
+
+    Commands, paths and addresses stay whole, however long: they are copied.
+    """
+    if len(line) <= columns() or _COMMAND.search(line):
+        return [line]
+    label = _LABEL.match(line)
+    indent = label.end() if label else len(line) - len(line.lstrip()) + 2
+    return textwrap.wrap(
+        line, columns(), subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def one_line(text: str) -> str:

@@ -1,12 +1,11 @@
-"""Lines of an audit for a terminal of 80 columns: what to do first, then a table, then what could not be looked for."""
+"""Lines of an audit for a terminal: what to do first, then a table, then what could not be looked for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vlmpipe.trainer.audit.findings import Audit, Finding, Kind
+from vlmpipe.trainer.audit.findings import Audit, Kind
 
-COLUMNS = 80
 JSON_SAMPLES = 20  # of each finding
 NAMES: dict[Kind, tuple[str, str]] = {  # in the table, and with a number before it
     "near_duplicate": ("near duplicates", "near duplicates"),
@@ -43,24 +42,23 @@ def table(audit: Audit) -> Iterator[tuple[str, str, str, str, str, str]]:
 
 def lines(audit: Audit, files: dict[str, str]) -> list[str]:
     """The whole screen. files: address of each file that was written, by its name."""
-    shown = _wrapped(decision(audit))
-    shown.append("")
+    shown = [decision(audit), ""]
     for name, *values in table(audit):
         shown.append(f"{name:<17}" + "".join(f"{value:>12}" for value in values))
     shown.append("")
-    shown += [line for finding in audit.findings if finding.samples for line in _advice(finding)]
+    shown += [f"{NAMES[finding.kind][0]}: {finding.advice}" for finding in audit.findings if finding.samples]
     by = f"images compared by {audit.vectors}" if audit.images else "no images"
     if audit.checkpoint_steps:
         by += "; losses at step " + " and ".join(f"{step:,}" for step in audit.checkpoint_steps)
-    shown += _wrapped(by)
+    shown.append(by)
     for finding in audit.findings:
         if finding.obstacle:
-            shown += _wrapped(f"{NAMES[finding.kind][0]}: {finding.obstacle}")
+            shown.append(f"{NAMES[finding.kind][0]}: {finding.obstacle}")
     for note in audit.notes:
-        shown += _wrapped(f"note: {note}")
+        shown.append(f"note: {note}")
     shown += [f"{name:<11}{address}" for name, address in files.items()]
     if audit.excluded and "exclusions" in files:
-        shown += ["", "next: read the page, delete lines that are right, and name the list in the", "run file:"]
+        shown += ["", "next: read the page, delete lines that are right, and name the list in the run file:"]
         shown.append(f"  data: {{exclude: {files['exclusions']}}}")
     return shown
 
@@ -72,17 +70,3 @@ def summary_json(audit: Audit, files: dict[str, str]) -> dict[str, object]:
         finding["listed"] = len(finding["flagged"])
         finding["flagged"] = finding["flagged"][:JSON_SAMPLES]
     return {"decision": decision(audit), **shown, "files": files}
-
-
-def _advice(finding: Finding) -> list[str]:
-    return _wrapped(f"{NAMES[finding.kind][0]}: {finding.advice}")
-
-
-def _wrapped(text: str) -> list[str]:
-    wrapped, line = [], ""
-    for word in text.split():
-        if line and len(line) + 1 + len(word) > COLUMNS:
-            wrapped.append(line)
-            line = " "
-        line = f"{line} {word}" if line else word
-    return [*wrapped, line]

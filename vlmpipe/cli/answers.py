@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import typer
 
 from vlmpipe.cli.arguments import AsJson, run_ids
-from vlmpipe.cli.output import doing, print_error, print_json, print_lines, to_stderr
+from vlmpipe.cli.output import doing, print_error, print_json, print_lines, print_text, to_stderr
 from vlmpipe.cli.runs.options import Root
 from vlmpipe.trainer.errors import ConfigError, DataError, os_errors
 from vlmpipe.trainer.printable import one_line
@@ -86,7 +86,7 @@ def predict(
     for line in (line for rows in batches for line in rows):
         asked = "" if asks_one else f"{one_line(line.question)}  "
         text = line.prediction if not line.error else f"not asked: {line.error}"
-        print_lines([f"{one_line(line.image)}  {asked}{one_line(text)}"])
+        print_text(f"{one_line(line.image)}  {asked}{one_line(text)}")
 
 
 def ask(
@@ -121,7 +121,7 @@ def ask(
             continue
         answers += [asdict(line) for line in rows]
         if not as_json:
-            print_lines([one_line(rows[0].prediction)])
+            print_text(one_line(rows[0].prediction))
     if as_json:
         print_json({"answers": answers})
 
@@ -155,7 +155,7 @@ def chat(
             continue
         if reply.forgotten:
             to_stderr(f"note: the oldest {reply.forgotten} questions are forgotten: the model takes no more tokens")
-        print_lines([one_line(reply.text)])
+        print_text(one_line(reply.text))
 
 
 def _asked_lines(hint: str) -> Iterator[str]:

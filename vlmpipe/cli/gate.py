@@ -81,7 +81,7 @@ def _lines(config: RunConfig, rates: GateRates, origin: str) -> list[str]:
         lines.append(f"{100 * difference:+5.0f} points " + "".join(f"{cell:>12}" for cell in cells))
     lines += [
         "",
-        "N % differ: the share of questions that just one of the two models answers right. Questions about one image",
+        "N % differ: the share of questions that just one of the two models answers right. Questions about one image "
         "count for less than this table assumes. Other bounds of the gate come on top.",
     ]
     return lines

@@ -9,7 +9,7 @@ import typer
 
 from vlmpipe.cli.arguments import AsJson
 from vlmpipe.cli.init import create
-from vlmpipe.cli.output import doing, print_json, print_lines
+from vlmpipe.cli.output import doing, print_json, print_lines, print_text
 from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def import_(
         print_json({"output": str(output) if output else None, **imported.as_dict()})
         return
     if output is None:
-        print_lines([imported.text.rstrip("\n")])
+        print_text(imported.text.rstrip("\n"))
         return
     counts = ", ".join(f"{count} {outcome}" for outcome, count in imported.counts().items() if count)
     to_check = f"--job-spec {output}" if job_spec else str(output)

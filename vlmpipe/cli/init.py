@@ -107,18 +107,18 @@ def _init_from_data(data: Path, path: Path) -> None:
     create(path, draft.text)
     from rich.text import Text
 
-    from vlmpipe.cli.views.tables import grid, standard_output
+    from vlmpipe.cli.views.tables import Grid, show, standard_output
 
-    table = grid(columns=2)
+    table = Grid(columns=2)
     for label, text in facts_lines(draft):
         table.add_row(label, Text(text))
-    standard_output().print(table)
+    show(standard_output(), table)
     if draft.questions:
         print_lines(["", "not seen in the data, as comments in the run file:"])
-        table = grid(columns=2)
+        table = Grid(columns=2)
         for number, question in enumerate(draft.questions, 1):
             table.add_row(f" {number}", Text(question))
-        standard_output().print(table)
+        show(standard_output(), table)
     made = [f"{draft.table[0]} written, {len(draft.layout.table):,} rows"] if draft.table else []
     print_lines(["", *made, f"{path} written", f"  next: vlmpipe check {path}", f"        vlmpipe run {path}"])
 

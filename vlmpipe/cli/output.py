@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from vlmpipe.trainer.confinement import LIMITS_VARIABLE
 from vlmpipe.trainer.errors import DEBUG_VARIABLE, UserError
-from vlmpipe.trainer.printable import escaped_in_json
+from vlmpipe.trainer.printable import escaped_in_json, wrapped
 
 SILENT_S = 1.0
 
@@ -36,7 +36,13 @@ def print_json(value: dict[str, object]) -> None:
 
 
 def print_lines(lines: Sequence[str]) -> None:
-    print("\n".join(lines))
+    """Print lines of a screen, the long ones broken at spaces (`wrapped`)."""
+    print("\n".join(part for text in lines for line in text.split("\n") for part in wrapped(line)))
+
+
+def print_text(text: str) -> None:
+    """Print a model's answer or a file as it is."""
+    print(text)
 
 
 def to_stderr(text: str) -> None:

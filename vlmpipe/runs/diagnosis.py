@@ -7,7 +7,6 @@ are shown instead of a guess.
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -16,7 +15,6 @@ from vlmpipe.runs.failure_patterns import Hit, Pattern, hits, patterns
 from vlmpipe.runs.stack_dumps import Stall
 
 LAST_LINES = 15
-WIDTH = 120
 NOT_RECOGNISED = "not recognised"
 # Patterns for which the ranks' stacks are read.
 STALL_IDS = ("stalled", "collective-timeout")
@@ -87,9 +85,7 @@ class Diagnosis:
         if self.last_lines:
             lines += ["  the last lines that were printed:", *(f"    {line}" for line in self.last_lines)]
         if self.pattern:
-            lines += textwrap.wrap(
-                self.pattern.remedy_in(self.step), WIDTH, initial_indent="  to do:     ", subsequent_indent=" " * 13
-            )
+            lines.append(f"  to do:     {self.pattern.remedy_in(self.step)}")
         elif self.outcome in ("failed", "stopped"):
             lines.append("  to do:     read the log above; VLMPIPE_DEBUG=1 adds tracebacks to errors")
         if self.command and self.outcome in ("failed", "stopped"):

@@ -171,7 +171,8 @@ def render(state: RunState, *, elapsed_s: float | None = None, note: str = "", s
             table.add_column(min_width=width, no_wrap=True)
         for _ in range(1 + starts):
             table.add_column(min_width=7, justify="right", no_wrap=True)
-        table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        # A live table keeps its number of lines; a status is read in full.
+        table.add_column(ratio=1, no_wrap=not starts, overflow="fold" if starts else "ellipsis")
         return table
 
     table = rows()

@@ -19,7 +19,7 @@ from vlmpipe.cli.output import begin, print_json, print_lines, to_stderr
 from vlmpipe.runs.terminal import TerminalConsole
 from vlmpipe.trainer.data.rejects import Reject, RejectCode
 from vlmpipe.trainer.errors import UserError, print_warning
-from vlmpipe.trainer.printable import one_line, printable, unsafe_characters
+from vlmpipe.trainer.printable import COLUMNS, one_line, printable, unsafe_characters, wrapped
 from vlmpipe.trainer.redaction import hiding_secrets
 
 HOSTILE = [
@@ -37,7 +37,7 @@ def in_table(text: str) -> None:
     table = Table(title=text)
     table.add_column(text)
     table.add_row(Text(text))
-    console = TerminalConsole(width=200)
+    console = TerminalConsole()
     console.print(table)
     console.print(text, markup=False)
 
@@ -117,7 +117,33 @@ def test_our_own_colours_reach_a_terminal() -> None:
     with contextlib.redirect_stdout(stream), pytest.MonkeyPatch.context() as patch, hiding_secrets():
         patch.setenv("TERM", "xterm-256color")
         patch.delenv("NO_COLOR", raising=False)
-        console = TerminalConsole(width=100)
+        console = TerminalConsole()
         console.print(Text("\x1b[2Jred", style="bold red"))
         sys.stdout.flush()
     assert "\x1b[1;31m" in stream.getvalue() and "\x1b[2J" not in stream.getvalue()
+
+
+LONG = "and more words " * 10
+
+
+@pytest.mark.parametrize("label", ["", "  cause:     ", "    7  "])
+def test_a_long_line_is_broken_at_spaces_below_its_text(label: str) -> None:
+    first, *more = wrapped(f"{label}{LONG.strip()}")
+    indent = len(label) or 2
+    assert first.startswith(f"{label}and more") and more
+    assert max(map(len, (first, *more))) <= COLUMNS
+    assert all(line[:indent].isspace() and not line[indent].isspace() for line in more)
+    assert " ".join(" ".join((first, *more)).split()) == " ".join(f"{label}{LONG}".split())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [f"  continue: vlmpipe run digits.yaml {LONG}", f"vlmpipe plan {LONG}", f"  3  0.7  train.epochs=2 {LONG}"],
+)
+def test_what_is_copied_stays_in_its_line(line: str) -> None:
+    assert wrapped(line) == [line]
+
+
+def test_a_path_is_never_broken() -> None:
+    path = "/folder" * 20
+    assert f"  {path}" in wrapped(f"it is in {path} and {LONG}")

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from vlmpipe.planner.sweep import SweepPlan
     from vlmpipe.runs.folders.summary import RunReport
 
-COLUMNS = 100
 LARGEST_PAGE = 16 << 20  # bytes of a report; a notebook's file keeps what its cells show
 PAGE_HEIGHT = 600  # pixels
 # `{code}` is rich's. Lines are not wrapped: columns of tables stay below each other.
@@ -53,7 +52,7 @@ def _plain(text: Callable[..., str]) -> Callable[[object, _Pretty, bool], None]:
 def _screen() -> Console:
     from vlmpipe.runs.terminal import TerminalConsole
 
-    return TerminalConsole(highlight=False, width=COLUMNS, record=True)
+    return TerminalConsole(highlight=False, record=True)
 
 
 def _plan_screen(plan: Plan | StagesPlan | SweepPlan) -> Console:
@@ -81,9 +80,9 @@ def _html_of(screen: Callable[..., Console]) -> Callable[..., str]:
 
 
 def _run_text(run: RunReport) -> str:
-    from vlmpipe.trainer.printable import printable
+    from vlmpipe.trainer.printable import printable, wrapped
 
-    return "\n".join(map(printable, run.lines()))
+    return "\n".join(part for text in run.lines() for line in printable(text).split("\n") for part in wrapped(line))
 
 
 def run_html(run: RunReport) -> str:

@@ -66,7 +66,7 @@ def _is_rejected(result: Status, fail_on_reject: bool) -> bool:
 
 
 def show(result: Status, as_json: bool) -> None:
-    """Print the status of a run."""
+    """Print the status of a run: how it stands, its steps, then its results or what failed."""
     if as_json:
         print_json(result.as_json())
         return
@@ -76,5 +76,8 @@ def show(result: Status, as_json: bool) -> None:
     if isinstance(result, SearchStatus):  # its lines are the table
         print_lines(result.lines())
         return
+    decision, *more = result.lines()
+    print_lines([decision, ""])
     print_state(result.state)
-    print_lines(["", *result.lines()])
+    if more:
+        print_lines(more if not more[0] else ["", *more])

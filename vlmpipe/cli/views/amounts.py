@@ -24,3 +24,10 @@ def between(low: float, high: float) -> str:
     first, last = hours_text(low), hours_text(high)
     unit = last.rpartition(" ")[2]
     return f"{first.removesuffix(f' {unit}')} to {last}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds, or milliseconds where they are few, or minutes where they are many."""
+    if seconds < 0.1:
+        return f"{1000 * seconds:.3g} ms"
+    return f"{seconds:,.2f} s" if seconds < 100 else f"{seconds / 60:,.0f} min"

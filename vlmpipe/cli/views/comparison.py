@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from vlmpipe.cli.views.tables import ruled_table, standard_output
+from vlmpipe.cli.views.tables import Grid, ruled_table, show, standard_output
 from vlmpipe.comparison.compare import Comparison
-from vlmpipe.comparison.usage_figures import usage_figures
+from vlmpipe.comparison.usage_figures import NOT_RECORDED, usage_figures
 from vlmpipe.report.start_section import start_rows
 
 SHORT_VERDICTS = {"no difference shown": "none shown", "too few images": "few images"}
@@ -24,14 +24,14 @@ def print_comparison(comparison: Comparison, screen: Console | None = None) -> N
     `screen`: where to; by default standard output.
     """
     screen = screen or standard_output()
-    for block in _blocks_of(comparison):
-        screen.print(block)
+    show(screen, *_blocks_of(comparison))
 
 
 def _blocks_of(comparison: Comparison) -> Iterator[RenderableType]:
     first = comparison.sides[0].name
-    yield from _settings(comparison)
+    yield from _decision(comparison)
     yield Text(f"{comparison.questions:,} questions that all runs were asked; compared with {first}\n")
+    yield from _settings(comparison)
     yield from _scores(comparison)
     yield from _by_field(comparison)
     yield from _starts(comparison)
@@ -41,12 +41,32 @@ def _blocks_of(comparison: Comparison) -> Iterator[RenderableType]:
         table.add_row(agreement.run, *(f"{count:,}" for count in counts))
     yield table
     yield ""
-    table = ruled_table("run", *usage_figures(comparison.sides[0].usage))
-    for side in comparison.sides:
-        table.add_row(side.name, *usage_figures(side.usage).values())
-    yield table
+    yield from _usage(comparison)
     for note in comparison.notes:
         yield Text(f"note: {note}")
+
+
+def _decision(comparison: Comparison) -> Iterator[Text]:
+    """The verdict of the first score over all questions, a line for each run but the first."""
+    score = comparison.scores[0]
+    first, *others = score.runs
+    for run in others:
+        assert run.difference is not None, "only the first run differs from none"
+        low, high = run.difference_interval or (None, None)
+        between = "" if low is None else f" ({low:+.3f} to {high:+.3f})"
+        figures = f"{score.metric} {run.value:.3f} against {first.value:.3f}, {run.difference:+.3f}{between}"
+        yield Text(f"{run.run}: {run.verdict}: {figures}", style=f"bold {VERDICT_STYLES.get(run.verdict, '')}".strip())
+
+
+def _usage(comparison: Comparison) -> Iterator[RenderableType]:
+    """Time, cost and tokens of each run, as far as they are recorded."""
+    for side in comparison.sides:
+        figures = {name: text for name, text in usage_figures(side.usage).items() if text != NOT_RECORDED}
+        rows = Grid(columns=2)
+        for name, text in (figures or {"Time, cost, tokens": "not recorded"}).items():
+            rows.add_row(f"  {name}", text)
+        yield Text(side.name)
+        yield rows
 
 
 def _by_field(comparison: Comparison) -> Iterator[RenderableType]:

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from rich.text import Text
 
-from vlmpipe.cli.views.tables import list_table, standard_output
+from vlmpipe.cli.views.tables import list_table, show, standard_output
 from vlmpipe.inventory.listing import Listing
 from vlmpipe.inventory.run_folder import ListedRun, shown_size, size_text
 from vlmpipe.runs.live_view import LOOKS
@@ -18,10 +18,10 @@ def print_listing(listing: Listing) -> None:
     """The runs, the newest last, and the number left out; of a whole folder also what it takes."""
     console = standard_output()
     if not listing.num_runs:
-        console.print(Text(f"No runs under {listing.root}. Start with: vlmpipe run configs/digits.yaml"))
+        show(console, Text(f"No runs under {listing.root}. Start with: vlmpipe run configs/digits.yaml"))
         return
     if not listing.runs:
-        console.print(Text(f"None of {listing.num_runs:,} runs under {listing.root} is such a run."))
+        show(console, Text(f"None of {listing.num_runs:,} runs under {listing.root} is such a run."))
         return
     table = list_table("run", "started", "outcome", "accuracy", "gate", "size", right=("accuracy", "size"))
     for run in listing.runs:
@@ -34,10 +34,10 @@ def print_listing(listing: Listing) -> None:
             _gate(run),
             shown_size(run.size_bytes),
         )
-    console.print(table)
+    show(console, table)
     problems = [f"{run.run_id}: {run.problem}" for run in listing.runs if run.problem]
     for line in (*problems, *listing.problems, _sizes(listing)):
-        console.print(Text(line))
+        show(console, Text(line))
 
 
 def _gate(run: ListedRun) -> str:
@@ -66,6 +66,6 @@ def print_submitted(submitted: Mapping[str, RunRecord], left_out: int) -> None:
         planned = "–" if record.usd is None else f"${record.usd:,.2f}"
         at = f"{datetime.fromtimestamp(record.submitted_s):%m-%d %H:%M}"
         table.add_row(name, at, planned, f"vlmpipe status {name}")
-    standard_output().print("", table)
+    show(standard_output(), "", table)
     if left_out:
-        standard_output().print(Text(f"{left_out:,} older ones are not listed: --last 0 lists all"))
+        show(standard_output(), Text(f"{left_out:,} older ones are not listed: --last 0 lists all"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.text import Text
 
-from vlmpipe.cli.views.tables import ruled_table, standard_output
+from vlmpipe.cli.views.tables import ruled_table, show, standard_output
 from vlmpipe.prove.prove import Proven
 
 LOOKS = {"holds": "green", "does not hold": "bold red", "not run": "bold red", "not asked": "dim"}
@@ -16,4 +16,4 @@ def print_laws(proven: Proven) -> None:
         table.add_row(
             verdict.title, Text(verdict.state, LOOKS[verdict.state]), verdict.found, verdict.cause, verdict.cure
         )
-    standard_output().print(table)
+    show(standard_output(), table)

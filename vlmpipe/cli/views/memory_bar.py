@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from rich.console import RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -43,7 +42,7 @@ def memory_bar(memory: MemoryJson, width: int) -> list[Text | Table]:
     parts = merged_parts([MemoryPart.model_validate(part) for part in memory["parts"]])
     total, capacity = memory["total_bytes"], memory["capacity_bytes"]
     lengths = cells([part.bytes for part in parts], max(total, capacity, 1), width)
-    bar = Text(no_wrap=True)
+    bar = Text(no_wrap=True, overflow="ignore")
     for (letter, color), length in zip(_looks(), lengths, strict=False):
         if length:
             bar.append(letter, style=f"black on {color}")
@@ -93,27 +92,37 @@ def memory_text(memory: MemoryJson | None) -> Text:
 
 
 def memory_blocks(memory: MemoryJson, width: int) -> Iterator[RenderableType]:
-    """The bar of the fullest device, the memory of its host, and settings near these."""
+    """The bar of the fullest device."""
     yield ""
     yield Text(f"Memory of one {memory['device']}, at its peak ({memory['moment']})", style="bold")
     yield from memory_bar(memory, width)
+
+
+def host_lines(memory: MemoryJson) -> Iterator[tuple[str, Text]]:
+    """Names and lines of the host's memory, while training and at the start."""
     for host, when in ((memory["host"], "while training"), (memory["start"], "at the start")):
         if host:
             names = ", ".join(part["name"] for part in host["parts"])
             room = f"{host['total_bytes'] / GIB:,.1f} of {host['capacity_bytes'] / GIB:,.1f} GiB"
             is_here = host["machine"] == THIS_MACHINE
             where = "each launcher's share of this machine" if is_here else f"each {host['machine']}"
-            yield Text(f"Host memory of {where} {when}: {room} ({names})", style="" if host["fits"] else "bold red")
+            style = "" if host["fits"] else "bold red"
+            yield f"host memory {when}", Text(f"Host memory of {where} {when}: {room} ({names})", style=style)
+
+
+def nearest_lines(memory: MemoryJson) -> Iterator[Text]:
+    """Settings near these, and whether they fit."""
     if memory["nearest"]:
         yield Text("Settings near these:" if memory["fits"] else "Nearest settings:", style="bold")
-        for setting in memory["nearest"]:
-            change = shlex.join(override_texts(setting["change"]))
-            fits = "fits" if setting["fits"] else "does not fit"
-            yield Padding(Text(f"{setting['total_bytes'] / GIB:,.1f} GiB, {fits}: {change}"), (0, 0, 0, 2))
+    for setting in memory["nearest"]:
+        change = shlex.join(override_texts(setting["change"]))
+        fits = "fits" if setting["fits"] else "does not fit"
+        text = f"  {setting['total_bytes'] / GIB:,.1f} GiB, {fits}: {change}"
+        yield Text(text, no_wrap=True, overflow="ignore")  # the change is copied
 
 
-def jobs_memory(jobs: Sequence[JobMemoryJson]) -> Iterator[RenderableType]:
-    """The other jobs' memory, a line each."""
+def job_lines(jobs: Sequence[JobMemoryJson]) -> Iterator[tuple[str, Text]]:
+    """Names and lines of the other jobs' memory."""
     for job in jobs:
         rooms = []
         if job["capacity_bytes"]:
@@ -123,4 +132,5 @@ def jobs_memory(jobs: Sequence[JobMemoryJson]) -> Iterator[RenderableType]:
             rooms.append(f"{job['total_bytes'] / GIB:,.1f} GiB on a GPU of your own, or spread over several")
         if host := job["host"]:
             rooms.append(f"{host['total_bytes'] / GIB:,.1f} of {host['capacity_bytes'] / GIB:,.1f} GiB of host memory")
-        yield Text(f"Memory of {job['job'].replace('_', '-')}: {', '.join(rooms)}", "" if job["fits"] else "bold red")
+        name = f"memory of {job['job'].replace('_', '-')}"
+        yield name, Text(f"M{name[1:]}: {', '.join(rooms)}", "" if job["fits"] else "bold red")

@@ -12,6 +12,7 @@ from vlmpipe.cli.views.tables import ruled_table
 from vlmpipe.records.plan_json import PipelineJson, PipelineStepJson
 
 GB = 1e9
+LEGEND = "Of disk and memory: needed/there. A job has its start alone."
 
 
 def pipeline_steps(pipeline: PipelineJson) -> Iterator[RenderableType]:
@@ -24,7 +25,9 @@ def pipeline_steps(pipeline: PipelineJson) -> Iterator[RenderableType]:
     text = f"Pipeline steps: {pipeline['machines']} machines, {hours_text(pipeline['hours'])}, "
     text += f"{amount(pipeline['usd'])} in addition to jobs; {verdict}"
     yield Text(text, style="bold red" if pipeline["errors"] else "bold")
-    table = ruled_table("step", "machines", "disk GB", "GB", "min", "cost", right=("disk GB", "GB", "min", "cost"))
+    right = ("disk\nGB", "memory\nGB", "start+work\nmin", "cost")
+    table = ruled_table("step", "machines", *right, right=right)
+    table.padding = (0, 1, 0, 0)  # 80 columns hold the longest names
     for step in steps:
         fails = any(step["name"] in error.partition(":")[0].split() for error in pipeline["errors"])
         of_default = f"{step['tasks']} x {step['machine']}" if step["tasks"] > 1 else step["machine"]
@@ -38,7 +41,6 @@ def pipeline_steps(pipeline: PipelineJson) -> Iterator[RenderableType]:
             style="red" if fails else "dim" if step["is_job"] else "",
         )
     yield table
-    yield Text("GB: needed/there, of disk and of memory. min: start+work; of a job its start.", style="dim")
 
 
 def _of(needed: float | None, there: float | None) -> str:

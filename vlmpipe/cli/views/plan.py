@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
 from rich.console import Console, RenderableType
@@ -10,35 +10,73 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from vlmpipe.cli.views.amounts import UNKNOWN, amount, between, hours_text
-from vlmpipe.cli.views.cost.bill import bill_blocks
-from vlmpipe.cli.views.memory_bar import GIB, jobs_memory, memory_blocks, share_text
-from vlmpipe.cli.views.pipeline_steps import pipeline_steps
-from vlmpipe.cli.views.stages import stages_headline, stages_table
+from vlmpipe.cli.views.amounts import UNKNOWN, between, hours_text, seconds_text
+from vlmpipe.cli.views.cost.bill import bill_lines
+from vlmpipe.cli.views.cost.serving_places import places_blocks
+from vlmpipe.cli.views.cost.terms import monthly_lines, step_of, terms_notes, terms_table
+from vlmpipe.cli.views.memory_bar import GIB, host_lines, job_lines, memory_blocks, nearest_lines, share_text
+from vlmpipe.cli.views.pipeline_steps import LEGEND, pipeline_steps
+from vlmpipe.cli.views.stages import stage_inputs, stages_headline, stages_table
 from vlmpipe.cli.views.sweep import sweep_headline, sweep_table
-from vlmpipe.cli.views.tables import FINDING_LOOKS, PLAN_LOOKS, grid, ruled_table, standard_output
+from vlmpipe.cli.views.tables import FINDING_LOOKS, PLAN_LOOKS, Grid, ruled_table, show, standard_output
 from vlmpipe.planner.cost.estimate import DECISIVE
 from vlmpipe.planner.spending.approval import dollars
 from vlmpipe.records.plan_json import (
     BillJson,
     CostJson,
     FindingJson,
-    LostJson,
     MemoryJson,
     ModelJson,
     PlanJson,
     PoolJson,
     StagesPlanJson,
-    StepCostJson,
     SweepPlanJson,
-    TermCostJson,
     TimeJson,
 )
+from vlmpipe.runs.terminal import TerminalConsole
+from vlmpipe.trainer.printable import COLUMNS
 
-WIDEST = 120  # longer lines are hard to follow
-WITH_DISKS = 100
-TERMS = ("standard", "spot", "flex_start")
 ENCODED_ANEW = "Each stage is taken to encode all its images; features that an earlier stage made make it cheaper."
+
+
+class _Printed:
+    """The texts that a screen has printed: a stage names what it shares with one above instead of printing it again."""
+
+    def __init__(self) -> None:
+        self._texts = set[str]()
+        self._shared: list[str] = []
+
+    def is_new(self, part: str, text: str) -> bool:
+        """Return whether the text was not printed yet; otherwise its part is named by `shared`."""
+        if text in self._texts:
+            has_a_name = any(letter.isupper() for letter in part[1:])
+            self._shared.append(part if has_a_name else part.lower())
+            return False
+        self._texts.add(text)
+        return True
+
+    def new(self, part: str, blocks: Iterable[RenderableType]) -> list[RenderableType]:
+        """The blocks, or none where they were printed already."""
+        shown, screen = list(blocks), TerminalConsole(record=True)
+        show(screen, *shown)
+        text = screen.export_text()
+        return shown if not text.strip() or self.is_new(part, text) else []
+
+    def labelled(self, lines: Iterable[tuple[str, str]]) -> Iterator[Grid]:
+        """Lines with a label that were not printed yet."""
+        rows = Grid(columns=2)
+        for name, text in lines:
+            if self.is_new(name, f"{name} {text}"):
+                rows.add_row(Text(name, style="bold"), text)
+        if rows.row_count:
+            yield rows
+
+    def shared(self, title: str) -> Iterator[Text]:
+        """The line that names the parts of this plan which are above already."""
+        if self._shared:
+            parts = ", ".join(dict.fromkeys(filter(None, self._shared)))
+            yield Text(f"{title}, as above: {parts}.", style="dim")
+        self._shared = []
 
 
 def print_plan_tables(plan: Mapping[str, object], screen: Console | None = None, *, verbose: bool = False) -> None:
@@ -47,20 +85,20 @@ def print_plan_tables(plan: Mapping[str, object], screen: Console | None = None,
     `verbose`: with what the figures assume, which else is counted.
     """
     screen = screen or standard_output()
-    width = min(screen.width, WIDEST)
-    for block in _blocks_of(plan, width, verbose):
-        screen.print(block, width=width)
+    show(screen, *_blocks_of(plan, min(screen.width, COLUMNS), _Printed(), verbose))
 
 
-def _blocks_of(plan: Mapping[str, object], width: int, verbose: bool) -> Iterator[RenderableType]:
+def _blocks_of(
+    plan: Mapping[str, object], width: int, printed: _Printed, verbose: bool, title: str = ""
+) -> Iterator[RenderableType]:
     if "variants" in plan:
-        return sweep_blocks(cast(SweepPlanJson, plan), width, verbose)
+        return _sweep_blocks(cast(SweepPlanJson, plan), width, printed, verbose)
     if "stages" in plan:
-        return stages_blocks(cast(StagesPlanJson, plan), width, verbose)
-    return plan_blocks(cast(PlanJson, plan), width, verbose)
+        return _stages_blocks(cast(StagesPlanJson, plan), width, printed, verbose, title)
+    return _plan_blocks(cast(PlanJson, plan), width, printed, verbose, title)
 
 
-def sweep_blocks(plan: SweepPlanJson, width: int, verbose: bool) -> Iterator[RenderableType]:
+def _sweep_blocks(plan: SweepPlanJson, width: int, printed: _Printed, verbose: bool) -> Iterator[RenderableType]:
     """The variants side by side with the sum, then the plan of what they share."""
     yield _state_line(plan)
     yield Text(sweep_headline(plan), style="bold")
@@ -68,13 +106,17 @@ def sweep_blocks(plan: SweepPlanJson, width: int, verbose: bool) -> Iterator[Ren
     yield ""
     yield sweep_table(plan)
     if bill := plan.get("bill"):
-        yield from bill_blocks(bill)
+        yield from _bill(bill, printed)
     yield ""
-    yield Rule(Text("the run file without its sweep", style="bold"), align="left", style="dim")
-    yield from _blocks_of(cast(Mapping[str, object], plan["shared"]), width, verbose)
+    title = "the run file without its sweep"
+    yield Rule(Text(title, style="bold"), align="left", style="dim")
+    shared = cast(Mapping[str, object], plan["shared"])
+    yield from _blocks_of(shared, width, printed, verbose, title[0].upper() + title[1:])
 
 
-def stages_blocks(plan: StagesPlanJson, width: int, verbose: bool) -> Iterator[RenderableType]:
+def _stages_blocks(
+    plan: StagesPlanJson, width: int, printed: _Printed, verbose: bool, title: str
+) -> Iterator[RenderableType]:
     """The stages side by side with their sum, then the plan of each."""
     stages = plan["stages"]
     yield _state_line(plan)
@@ -82,52 +124,84 @@ def stages_blocks(plan: StagesPlanJson, width: int, verbose: bool) -> Iterator[R
     yield ""
     yield stages_table(plan)
     if bill := plan.get("bill"):
-        yield from bill_blocks(bill)
+        yield from _bill(bill, printed)
+    yield from printed.shared(title)
     for name, stage in stages.items():
         yield ""
         yield Rule(Text(f"stage {name}", style="bold"), align="left", style="dim")
-        yield from _blocks(stage, width)
+        yield stage_inputs(stage)
+        yield from _blocks(stage, width, printed)
+        yield from printed.shared(f"Stage {name}")
     yield from _remarks(*stages.values(), also=[ENCODED_ANEW], verbose=verbose)
 
 
-def plan_blocks(plan: PlanJson, width: int, verbose: bool) -> Iterator[RenderableType]:
+def _plan_blocks(plan: PlanJson, width: int, printed: _Printed, verbose: bool, title: str) -> Iterator[RenderableType]:
     """The plan's parts from the top down."""
-    yield from _blocks(plan, width)
+    yield from _blocks(plan, width, printed)
+    yield from printed.shared(title)
     yield from _remarks(plan, verbose=verbose)
 
 
 def _state_line(plan: PlanJson | StagesPlanJson | SweepPlanJson) -> Text:
     sign, style = PLAN_LOOKS[plan["state"]]
-    reasons = f": {', '.join(plan['doubts'])}" if plan["state"] == "amber" else ""
+    reasons = f": {', '.join(_grouped(plan['doubts']))}" if plan["state"] == "amber" else ""
     return Text.assemble((f"{sign} {plan['state']}", style), (f"  {plan['name']}", "bold"), reasons)
 
 
-def _blocks(plan: PlanJson, width: int) -> Iterator[RenderableType]:
+def _grouped(doubts: Sequence[str]) -> Iterator[str]:
+    """Doubts of several stages or variants, each with all that have it."""
+    places: dict[str, list[str]] = {}
+    for doubt in doubts:
+        place, _, reason = doubt.rpartition(": ")
+        places.setdefault(reason, []).append(place)
+    for reason, names in places.items():
+        yield f"{', '.join(names)}: {reason}" if any(names) else reason
+
+
+def _blocks(plan: PlanJson, width: int, printed: _Printed) -> Iterator[RenderableType]:
     """All parts but notes and assumptions."""
     yield _state_line(plan)
-    yield Text(headline(plan), style="bold")
+    yield from printed.new("fit, time and cost", [Text(headline(plan), style="bold")])
     if plan["model"]:
-        yield Text(_model_line(plan["model"]), style="dim")
+        yield from printed.new("model", [Text(_model_line(plan["model"]), style="dim")])
     yield from (Text(error, style="red") for error in _unshown_errors(plan))
     if plan["findings"]:
-        yield ""
-        yield from (_finding(finding) for finding in sorted(plan["findings"], key=lambda finding: finding["severity"]))
-    if plan["memory"]:
-        yield from memory_blocks(plan["memory"], width)
-    yield from jobs_memory(plan["memory_beside_training"])
+        findings = sorted(plan["findings"], key=lambda finding: finding["severity"])
+        yield from printed.new("findings", ["", *map(_finding, findings)])
+    if memory := plan["memory"]:
+        yield from printed.new("memory of a device", memory_blocks(memory, width))
+        for name, line in host_lines(memory):
+            yield from printed.new(name, [line])
+        yield from printed.new("settings near these", nearest_lines(memory))
+    for name, line in job_lines(plan["memory_beside_training"]):
+        yield from printed.new(name, [line])
     if plan["time"]:
-        yield from _time(plan["time"])
-    if plan["cost"]:
-        yield from _cost(plan["cost"], plan.get("bill"))
-    yield from _advice(plan)
-    yield ""
-    if here := plan["this_machine"]:
-        yield Text(_on_this_machine(plan["jobs"], here["text"]))
-    else:
-        yield machines_table(plan["jobs"], width)
-    if pipeline := plan["pipeline"]:
+        yield from printed.new("time of a step", _time(plan["time"]))
+    if cost := plan["cost"]:
         yield ""
-        yield from pipeline_steps(pipeline)
+        yield from printed.new("cost of the jobs", [terms_table(cost)])
+        for name, note in terms_notes(cost):
+            yield from printed.new(name, [note])
+        if bill := plan.get("bill"):
+            yield from _bill(bill, printed)
+        yield from printed.labelled(monthly_lines(cost))
+    if advice := list(printed.labelled(_advice(plan))):
+        yield ""
+        yield from advice
+    if here := plan["this_machine"]:
+        yield from printed.new("machine", ["", Text(_on_this_machine(plan["jobs"], here["text"]))])
+    else:
+        yield from printed.new("machines", ["", machines_table(plan["jobs"], width)])
+    if pipeline := plan["pipeline"]:
+        yield from printed.new("pipeline steps", ["", *pipeline_steps(pipeline)])
+        yield from printed.new("", [Text(LEGEND, style="dim")])
+
+
+def _bill(bill: BillJson, printed: _Printed) -> Iterator[RenderableType]:
+    """The bill, and for a run that deploys the places where its model could be served."""
+    yield from printed.labelled(bill_lines(bill))
+    if places := bill.get("places"):
+        yield from printed.new("places of serving", places_blocks(places))
 
 
 def headline(plan: PlanJson) -> str:
@@ -143,20 +217,21 @@ def headline(plan: PlanJson) -> str:
     return sentence[0].upper() + sentence[1:]
 
 
-def machines_table(jobs: Mapping[str, Sequence[PoolJson]], width: int = WIDEST) -> Table:
-    """The worker pools of each job. Boot disks only where there is room."""
-    wide = width >= WITH_DISKS
-    table = ruled_table("job", "pool", "machines", "accelerators of each", *(["boot disk"] if wide else []))
+def machines_table(jobs: Mapping[str, Sequence[PoolJson]], width: int) -> Table:
+    """The worker pools of each job. On a narrow screen boot disks stand below their machines."""
+    is_narrow = width < COLUMNS
+    table = ruled_table("job", "pool", "machines", "accelerators of each", *([] if is_narrow else ["boot disk"]))
     for job, pools in jobs.items():
         for pool in pools:
             count, disk_gb = pool["accelerator_count"], pool["boot_disk_size_gb"]
+            machines = f"{pool['replica_count']} x {pool['machine_type']}"
             disk = f"{disk_gb} GB {pool['boot_disk_type']}" if disk_gb else "–"
             table.add_row(
                 job,
                 pool["role"],
-                f"{pool['replica_count']} x {pool['machine_type']}",
+                f"{machines}\n  {disk}" if is_narrow else machines,
                 f"{count} x {pool['accelerator_type']}" if count else "–",
-                *([disk] if wide else []),
+                *([] if is_narrow else [disk]),
             )
             job = ""  # named once, in its first line
     return table
@@ -180,10 +255,14 @@ def _fit(memory: MemoryJson | None) -> str:
     where = f"{total:,.1f} of {capacity:,.1f} GiB per {memory['device']}"
     spare = memory["spare_bytes"] / GIB
     if memory["is_near"]:
-        return f"may fit: {where}, {-spare:,.1f} too much, within the error of the estimate"
+        return f"may fit: {where}, {-spare:,.1f} GiB too much, within the error of the estimate"
     if spare >= 0 and not memory["fits"]:
         return f"does not fit: {where}, but too little of the machine's own memory"
-    return f"fits: {where}, {spare:,.1f} spare" if memory["fits"] else f"does not fit: {where}, {-spare:,.1f} too much"
+    return (
+        f"fits: {where}, {spare:,.1f} GiB spare"
+        if memory["fits"]
+        else f"does not fit: {where}, {-spare:,.1f} GiB too much"
+    )
 
 
 def _hours(time: TimeJson | None) -> str:
@@ -191,7 +270,7 @@ def _hours(time: TimeJson | None) -> str:
         return f"time {UNKNOWN}"
     if time["train_hours"] is None:
         step_s = time["step_s"]
-        return f"time {UNKNOWN}" if step_s is None else f"{_seconds(step_s)} a step, training hours {UNKNOWN}"
+        return f"time {UNKNOWN}" if step_s is None else f"{seconds_text(step_s)} a step, training hours {UNKNOWN}"
     hours, interval = time["train_hours"], time["interval"]
     around = f" ({between(interval['low'] * hours, interval['high'] * hours)})" if interval else ""
     return f"training {hours_text(hours)}{around}"
@@ -201,7 +280,7 @@ def _price(cost: CostJson | None) -> str:
     if cost is None:
         return f"cost {UNKNOWN}"
     if cost["usd"] is None:
-        train = _step_of(cost, "train")
+        train = step_of(cost, "train")
         rate = train["usd_per_hour"] if train else None
         if rate is not None:
             return f"cost {UNKNOWN}, {dollars(rate)} an hour of training"
@@ -228,9 +307,9 @@ def _unshown_errors(plan: PlanJson) -> list[str]:
     return [error for error in plan["errors"][findings:] if not error.startswith(reason)]
 
 
-def _finding(finding: FindingJson) -> Table:
+def _finding(finding: FindingJson) -> Grid:
     sign, style = FINDING_LOOKS["failed" if finding["severity"] == "error" else "warning"]
-    table = grid(columns=2)
+    table = Grid(columns=2)
     table.add_row(Text(f"{sign} {finding['code']}", style=style), Text(finding["path"], style="bold"))
     what = f"{finding['found']} → {finding['expected']}" if finding["expected"] else finding["found"]
     table.add_row("", Text(what))
@@ -243,89 +322,40 @@ def _time(time: TimeJson) -> Iterator[RenderableType]:
     yield ""
     step_s = time["step_s"]
     if step_s is None:
-        yield Text.assemble(("Time of a step: unknown.", "bold"), f" {time['assumptions'][0]}")
+        yield Text.assemble(("Time of a step: unknown.", "bold"), f" {_why_unknown(time)}")
         return
     facts = [f"bottleneck: {time['binds']}"]
     facts.append(f"MFU {time['mfu']:.0%}" if time["mfu"] is not None else f"MFU {UNKNOWN}")
     if time["tokens_per_s_per_gpu"] is not None:
         facts.append(f"{time['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU")
     facts.append(f"{time['steps']:,} steps" if time["steps"] is not None else f"number of steps {UNKNOWN}")
-    yield Text.assemble((f"Time of a step: {_seconds(step_s)}", "bold"), f"  {' · '.join(facts)}")
+    yield Text.assemble((f"Time of a step: {seconds_text(step_s)}", "bold"), f"  {' · '.join(facts)}")
     table = ruled_table("part", "time", "share", "", right=("time", "share"))
     for part in time["parts"]:
         if part["hidden"]:
-            table.add_row(Text(part["name"], style="dim"), _seconds(part["s"]), "", Text("hidden", style="dim"))
+            table.add_row(Text(part["name"], style="dim"), seconds_text(part["s"]), "", Text("hidden", style="dim"))
         else:
             mark = Text("◂ bottleneck", style="bold") if part["name"] == time["binds"] else ""
-            table.add_row(part["name"], _seconds(part["s"]), share_text(part["s"] / step_s), mark)
+            table.add_row(part["name"], seconds_text(part["s"]), share_text(part["s"] / step_s), mark)
     yield table
 
 
-def _cost(cost: CostJson, bill: BillJson | None) -> Iterator[RenderableType]:
-    yield ""
-    terms = {term: cost["by_term"][term] for term in TERMS}
-    numbers = cost["option_numbers"]  # of a capacity fallback
-    table = ruled_table("cost", wrap=False)
-    for term in terms:
-        chosen = term == cost["term"]
-        mark = f" ◂ option {numbers[term]}" if term in numbers else " ◂ run file" if chosen and not numbers else ""
-        table.add_column(f"{term}{mark}", justify="right", style="bold" if chosen else "")
-    table.add_row("whole run", *(amount(costs["usd"]) if costs["possible"] else "–" for costs in terms.values()))
-    for job in dict.fromkeys(step["job"] for costs in terms.values() for step in costs["steps"]):
-        steps = [_step_of(costs, job) for costs in terms.values()]
-        table.add_row(
-            f"  {job}",
-            *(_share(step) if costs["possible"] else "–" for costs, step in zip(terms.values(), steps, strict=True)),
-        )
-    table.add_row(
-        "lost to interruptions", *(_lost(costs["lost"]) if costs["possible"] else "–" for costs in terms.values())
-    )
-    yield table
-    for name, other_place in cost["elsewhere"].items():
-        price = amount(other_place["usd"]) if other_place["possible"] else f"not possible: {other_place['why_not']}"
-        yield Text(f"Option {numbers[name]}, {name}, in another region: {price}.")
-    for term, costs in terms.items():
-        if not costs["possible"]:
-            yield Text(f"{term} is not possible: {costs['why_not']}.")
-    possible = [costs for costs in terms.values() if costs["possible"]]
-    missing = dict.fromkeys(name for costs in possible for name in costs["missing"])
-    if missing:
-        yield Text(f"No price is known for: {'; '.join(missing)}. It is not in the sums.", style="yellow")
-    if bill:
-        yield from bill_blocks(bill)
-    yield Text(" ".join(_monthly(cost)))
+def _why_unknown(time: TimeJson) -> str:
+    return time["assumptions"][0]
 
 
-def _monthly(cost: CostJson) -> Iterator[str]:
-    yield f"Storage: {_size(cost['storage_bytes'])}, {amount(cost['storage_usd_per_month'])} a month."
-    if requests := cost.get("requests"):  # plans of earlier releases have none
-        step = f"{requests['step']:,.3g} a step (data.shard_reading: {requests['reading']})"
-        yield f"Requests: {step}, {requests['save']:,.0f} a save."
-    runs, monthly = cost["schedule_runs_per_month"], cost["schedule_usd_per_month"]
-    if runs is not None:
-        yield f"Schedule: {runs:,.1f} runs a month, {amount(monthly)}."
-    steps, every_s = cost["checkpoint_every_steps"], cost["checkpoint_every_s"]
-    if steps is not None and every_s is not None:
-        every = f"{steps:,} ({_seconds(every_s)})"
-        yield f"Suggested train.checkpoint_every_steps: {every}, which loses least to interruptions."
-
-
-def _advice(plan: PlanJson) -> Iterator[RenderableType]:
+def _advice(plan: PlanJson) -> Iterator[tuple[str, str]]:
     """Resolved choices, choices that would pay, and the transport that NCCL is expected to use between nodes."""
-    rows = [
-        ("Compiled layers", plan["compile"]),
-        ("Feature cache", plan["features_cache"]),
-        ("Reduction Server", plan["reduction_server"]),
-    ]
-    table = grid(columns=2)
-    for name, advice in rows:
+    choices = {
+        "Compiled layers": plan["compile"],
+        "Feature cache": plan["features_cache"],
+        "Reduction Server": plan["reduction_server"],
+    }
+    for name, advice in choices.items():
         if advice:
-            table.add_row(Text(name, style="bold"), Text(f"{advice['state']}: {advice['why']}."))
+            yield name, f"{advice['state']}: {advice['why']}."
     if plugin := plan["nccl_plugin"]:
-        table.add_row(Text("NCCL plugin", style="bold"), Text(f"{plugin}."))
-    if table.row_count:
-        yield ""
-        yield table
+        yield "NCCL plugin", f"{plugin}."
 
 
 def _remarks(*plans: PlanJson, also: Sequence[str] = (), verbose: bool) -> Iterator[RenderableType]:
@@ -334,6 +364,8 @@ def _remarks(*plans: PlanJson, also: Sequence[str] = (), verbose: bool) -> Itera
     for plan in plans:
         for part in (plan["time"], plan["cost"], plan["pipeline"]):
             assumed += part["assumptions"] if part else []
+        if plan["time"] and plan["time"]["step_s"] is None:
+            assumed.remove(_why_unknown(plan["time"]))  # the time of a step says it
         if plan["time"] and (interval := plan["time"]["interval"]):
             assumed.append(interval["origin"])
     notes = list(dict.fromkeys([*notes, *(line for line in assumed if line.startswith(DECISIVE))]))
@@ -346,46 +378,12 @@ def _remarks(*plans: PlanJson, also: Sequence[str] = (), verbose: bool) -> Itera
 
 
 def _listed(title: str, lines: Sequence[str]) -> Iterator[RenderableType]:
-    table = grid(columns=2)
+    table = Grid(columns=2)
     for line in lines:
         table.add_row(Text("·", style="dim"), Text(line, style="dim"))
     if lines:
         yield Text(title, style="dim bold")
         yield table
-
-
-def _step_of(term: TermCostJson | CostJson, job: str) -> StepCostJson | None:
-    return next((step for step in term["steps"] if step["job"] == job), None)
-
-
-def _share(step: StepCostJson | None) -> str:
-    if step is None:
-        return "–"
-    if step["hours"] is None:
-        rate = step["usd_per_hour"]
-        return UNKNOWN if rate is None else f"{dollars(rate)} an hour"
-    return f"{amount(step['usd'])}, {hours_text(step['hours'])}"
-
-
-def _lost(lost: LostJson | None) -> str:
-    if lost is None:
-        return UNKNOWN
-    hours = lost["rework_hours"] + lost["restarts_hours"]
-    return hours_text(hours) if lost["interruptions"] else "none expected"
-
-
-def _size(num_bytes: float) -> str:
-    """Decimal units, as prices of storage use them."""
-    for limit, unit in ((1e12, "TB"), (1e9, "GB")):
-        if num_bytes >= limit:
-            return f"{num_bytes / limit:,.3g} {unit}"
-    return f"{num_bytes / 1e6:,.3g} MB"
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 0.1:
-        return f"{1000 * seconds:.3g} ms"
-    return f"{seconds:,.2f} s" if seconds < 100 else f"{seconds / 60:,.0f} min"
 
 
 def _parameters(count: int) -> str:

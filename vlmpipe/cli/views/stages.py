@@ -7,23 +7,20 @@ from rich.text import Text
 
 from vlmpipe.cli.views.amounts import UNKNOWN, amount, between, hours_text
 from vlmpipe.cli.views.memory_bar import memory_text
-from vlmpipe.cli.views.tables import PLAN_LOOKS, ruled_table
+from vlmpipe.cli.views.tables import PLAN_LOOKS, Grid, ruled_table
 from vlmpipe.planner.spending.approval import dollars
-from vlmpipe.records.plan_json import StagesPlanJson
+from vlmpipe.records.plan_json import StagePlanJson, StagesPlanJson
 
 
 def stages_table(plan: StagesPlanJson) -> Table:
-    """Where each stage starts and what it takes, from `StagesPlan.as_dict()`."""
-    table = ruled_table(
-        "stage", "starts from", "data", "steps", "training", "cost", "memory", right=("steps", "training", "cost")
-    )
+    """Time, cost and memory of each stage, from `StagesPlan.as_dict()`."""
+    right = ("steps", "training", "cost")
+    table = ruled_table("stage", "steps", "training", "cost", "memory of a device", right=right)
     for name, stage in plan["stages"].items():
         time, cost = stage["time"], stage["cost"]
         sign, style = PLAN_LOOKS[stage["state"]]
         table.add_row(
             Text(f"{sign} {name}", style=style),
-            Text(stage["starts_from"], overflow="fold"),
-            Text(stage["data"], overflow="fold"),
             UNKNOWN if time is None or time["steps"] is None else f"{time['steps']:,}",
             _hours(time["train_hours"] if time else None),
             amount(cost["usd"]) if cost else "–",
@@ -31,8 +28,16 @@ def stages_table(plan: StagesPlanJson) -> Table:
         )
     table.add_section()
     whole = amount(plan["usd"]) if is_priced(plan) else "–"
-    table.add_row("all stages", "", "", "", _hours(plan["train_hours"]), whole, "", style="bold")
+    table.add_row("all stages", "", _hours(plan["train_hours"]), whole, "", style="bold")
     return table
+
+
+def stage_inputs(stage: StagePlanJson) -> Grid:
+    """Where a stage starts and what it trains on."""
+    rows = Grid(columns=2)
+    rows.add_row("Starts from", stage["starts_from"])
+    rows.add_row("Data", stage["data"])
+    return rows
 
 
 def stages_headline(plan: StagesPlanJson) -> str:

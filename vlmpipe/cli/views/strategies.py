@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from vlmpipe.cli.views.tables import standard_output
+from vlmpipe.cli.views.tables import show, standard_output
 from vlmpipe.config.overrides import override_texts
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.search.choice import ERROR
@@ -39,14 +39,14 @@ def print_strategies(comparison: Comparison, config: RunConfig, path: str, overr
     for nodes in rows:
         table.add_row(str(nodes), *(_styled(comparison, nodes, name) for name in COMPARED), _cost(comparison, nodes))
     screen = standard_output()
-    screen.print(table)
+    show(screen, table)
     nodes = config.cluster.replica_count if config.cluster.replica_count in rows else rows[-1]
     if (best := comparison.fastest(nodes)) and best.way:
         change = {name: value for name, value in best.way.change.items() if _field(config, name) != value}
         unchanged = [text for text in overrides if text.partition("=")[0] not in change]
         words = shlex.join(["vlmpipe", "plan", path, *unchanged, *override_texts(change)])
         screen.print(Text(f"The fastest on {nodes}: "), Text(words), soft_wrap=True)
-    screen.print(Text(READING, style="dim"))
+    show(screen, Text(READING, style="dim"))
 
 
 def markdown_rows(comparison: Comparison, size: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from vlmpipe.cli.views.tables import standard_output
+from vlmpipe.cli.views.tables import show, standard_output
 from vlmpipe.config.overrides import override_texts
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.search.choice import ERROR, WORTH
@@ -47,23 +47,24 @@ def print_suggestions(
     for way in ways:
         _add_row(table, way)
     screen = standard_output()
-    screen.print(table)
+    show(screen, table)
     best = override_texts(ways[0].change)
     left = [text for text in overrides if text.partition("=")[0] not in ways[0].change]
     screen.print(Text("All of the first: "), Text(shlex.join(["vlmpipe", "plan", path, *left, *best])), soft_wrap=True)
-    screen.print(
+    show(
+        screen,
         Text(
             f"Ways within {ERROR:.0%} of the best, the error of a forecast, are ordered by how plain the strategy is "
             f"and by nodes; twice the nodes count as faster where they save {WORTH:.0%} of the hours. Hours leave out "
             "the start.",
             style="dim",
-        )
+        ),
     )
     if suggestions.without_today:
-        screen.print(Text(f"No row of today's settings: {suggestions.without_today}.", style="yellow"))
+        show(screen, Text(f"No row of today's settings: {suggestions.without_today}.", style="yellow"))
     if suggestions.left_out:
-        screen.print(Text(f"Left out: {'; '.join(suggestions.left_out)}.", style="yellow"))
-    screen.print(Text("Estimates, not measurements: vlmpipe docs planner says how they are made.", style="dim"))
+        show(screen, Text(f"Left out: {'; '.join(suggestions.left_out)}.", style="yellow"))
+    show(screen, Text("Estimates, not measurements: vlmpipe docs planner says how they are made.", style="dim"))
 
 
 def _add_row(table: Table, way: Suggestion, label: str = "") -> None:

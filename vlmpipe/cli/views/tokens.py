@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from vlmpipe.cli.views.tables import standard_output
+from vlmpipe.cli.views.tables import show, standard_output
 
 if TYPE_CHECKING:
     from vlmpipe.trainer.data.prepare.inspect import InspectedSample, Piece
@@ -19,13 +19,13 @@ def print_samples(samples: Sequence[InspectedSample]) -> None:
     """Each sample's text; labels between brackets too, for terminals without colour."""
     printer = standard_output()
     if not samples:
-        printer.print("the source has no such samples")
+        show(printer, "the source has no such samples")
     for sample in samples:
         labels = sum(piece.tokens for piece in sample.pieces if piece.is_label)
         head = sample.rejected or f"{len(sample.encoded.input_ids)} tokens, {labels} of them labels"
         if lost := "".join(dict.fromkeys(sample.encoded.lost)):
             head += f"; the tokenizer has no token for {lost!r}"
-        printer.print(Text.assemble((f"{sample.id}  ", "bold"), f"{sample.where}: ", head))
+        show(printer, Text.assemble((f"{sample.id}  ", "bold"), f"{sample.where}: ", head))
         printer.print(Text.assemble(*map(_shown, sample.pieces)), soft_wrap=True)
 
 

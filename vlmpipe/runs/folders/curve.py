@@ -1,20 +1,15 @@
-"""A learning curve in lines for a terminal, at most 80 columns."""
+"""A learning curve in lines for a terminal."""
 
 from __future__ import annotations
 
-import textwrap
-
 from vlmpipe.records.learning_curve import CurvePoint, LearningCurve, percent, percents
-
-WIDTH = 80
 
 
 def curve_lines(curve: LearningCurve) -> list[str]:
     """The answer, the possible gain, the shares, the check of the law, and notes."""
     answer = curve.decision + (_price(curve) if curve.answer in ("needs", "reached") else "")
-    lines = _wrapped(answer[0].upper() + answer[1:])
-    lines += _wrapped(f"to do: {curve.advice}" if curve.advice else "")
-    lines += _wrapped(curve.gain)
+    lines = [answer[0].upper() + answer[1:]]
+    lines += [text for text in (f"to do: {curve.advice}" if curve.advice else "", curve.gain) if text]
     baseline = f", majority baseline {percent(curve.baseline)}" if curve.baseline is not None else ""
     lines += ["", f"{curve.metric} on {curve.questions:,} questions; intervals of 80 %{baseline}"]
     lines.append(f"{'share':>7} {'samples':>9} {'starts':>6} {'score':>8}   interval")
@@ -24,9 +19,9 @@ def curve_lines(curve: LearningCurve) -> list[str]:
         verdict = "inside" if checked.is_inside else "outside: read the law with care"
         predicted = f"{percent(checked.score.value)} ({percents(checked.score)})"
         text = f"from the smaller shares {predicted} was predicted for the largest"
-        lines += _wrapped(f"check: {text}, {percent(checked.measured)} was measured: {verdict}")
-    lines += _wrapped(curve.length)
-    return lines + [line for note in curve.notes for line in _wrapped(f"note: {note}")]
+        lines.append(f"check: {text}, {percent(checked.measured)} was measured: {verdict}")
+    lines += [curve.length] if curve.length else []
+    return lines + [f"note: {note}" for note in curve.notes]
 
 
 def _row(point: CurvePoint) -> str:
@@ -45,7 +40,3 @@ def _price(curve: LearningCurve) -> str:
     time = f"{hours:,.1f} h" if hours >= 1 else f"{60 * hours:,.1f} min" if hours >= 1 / 60 else f"{3600 * hours:.0f} s"
     money = "" if usd is None else f"<$0.01, {time}" if usd < 0.005 else f"${usd:,.2f}, {time}"
     return f"; training on them takes {money or time}"
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(text, WIDTH, subsequent_indent="  ") if text else []

@@ -116,5 +116,5 @@ def test_a_run_and_its_run_file_export_the_same_data(tmp_path: Path) -> None:
     found = json.loads(export(path, "--format", "llava", "--output", str(tmp_path / "a"), "--json"))
     assert found["samples"] == {"train": 2, "validation": 1} and found["files"]["train"] == ["train.json"]
     shown = export("one", "--root", str(tmp_path / "root"), "--format", "llava", "--output", str(tmp_path / "b"))
-    assert "2 of train, 1 of validation; 3 images" in shown
+    assert "2 of train, 1 of validation; 3 images" in " ".join(shown.split())
     assert (tmp_path / "a" / "train.json").read_bytes() == (tmp_path / "b" / "train.json").read_bytes()

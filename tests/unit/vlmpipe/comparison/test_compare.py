@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.compared_runs import Answers, compared, make, run_file
-from vlmpipe.cli.views import comparison as comparison_view
 from vlmpipe.cli.views.comparison import print_comparison
 from vlmpipe.comparison.compare import SEEDS
 from vlmpipe.comparison.page import build_page
@@ -21,7 +20,6 @@ from vlmpipe.comparison.predictions import write_predictions
 from vlmpipe.comparison.sides import read_sides
 from vlmpipe.comparison.usage_figures import NOT_RECORDED, usage_figures
 from vlmpipe.registry.folder import Candidate, FolderRegistry
-from vlmpipe.runs.terminal import TerminalConsole
 from vlmpipe.trainer.config.benchmarks import BenchmarkConfig
 from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.data.sample import ImageRef
@@ -60,7 +58,7 @@ def test_scores_differences_and_agreement_are_those_of_the_answers(tmp_path: Pat
     assert found.notes == ("the 4 questions are about 3 images, which are what chance draws", SEEDS)
 
 
-def test_what_the_runs_were_set_and_made_with_otherwise_comes_first(
+def test_the_verdict_comes_first_then_what_the_runs_were_set_and_made_with_otherwise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def settings(name: str, rate: float, **model: Any) -> dict[str, Any]:
@@ -81,7 +79,10 @@ def test_what_the_runs_were_set_and_made_with_otherwise_comes_first(
     }
     print_comparison(found)
     out = capsys.readouterr().out
-    assert out.index("learning_rate") < out.index("exact_match") and "[red]" in out
+    assert (
+        out.index("too few images: ") < out.index("learning_rate") < out.index("exact_match, 4 questions")
+        and "[red]" in out
+    )
     assert "learning_rate" in build_page(found)
     make(tmp_path, "same", BETTER, run=settings("same", 1e-3, lora=None), summary={"versions": versions})
     same = compared(tmp_path, "first", "same")
@@ -94,7 +95,7 @@ def test_scores_fit_a_terminal_and_stand_next_to_the_baseline_of_their_questions
     verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ids as runs get them, whole; a baseline only where all questions of the first run are compared."""
-    monkeypatch.setattr(comparison_view, "standard_output", lambda: TerminalConsole(highlight=False, width=80))
+    monkeypatch.setattr("vlmpipe.runs.terminal.COLUMNS", 80)
     first, second = "llava-local-20261128-221147", "llava-local-20261129-080910"
     rows = [(f"s{number}", ("red", "two")[number % 2], "red") for number in range(24)]
     slices = {"colour": {"questions": 12, "chance": 0.5}, "count": {"questions": 11, "chance": 0.25}}

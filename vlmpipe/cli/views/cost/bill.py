@@ -4,40 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from vlmpipe.cli.views.amounts import UNKNOWN, amount
-from vlmpipe.cli.views.cost.serving_places import places_blocks
-from vlmpipe.cli.views.tables import grid
 from vlmpipe.planner.spending.approval import dollars
 from vlmpipe.records.plan_json import BillJson, ServingJson
 
 
-def bill_blocks(bill: BillJson) -> Iterator[RenderableType]:
-    """The bill, and for a run that deploys the places where its model could be served."""
-    yield bill_table(bill)
-    if places := bill.get("places"):
-        yield from places_blocks(places)
-
-
-def bill_table(bill: BillJson) -> Table:
-    """The lines of `Bill.as_dict()`."""
-    table = grid(columns=2)
-    for name, text in _lines(bill):
-        table.add_row(Text(name, style="bold"), Text(text))
-    return table
-
-
-def _lines(bill: BillJson) -> Iterator[tuple[str, str]]:
+def bill_lines(bill: BillJson) -> Iterator[tuple[str, str]]:
+    """Labelled lines of `Bill.as_dict()`."""
     if bill["whole_usd"] is not None:
         least = "at least " if bill["is_lower_bound"] or None in (bill["requests_usd"], bill["network_usd"]) else ""
         network = "none in one region" if bill["network_usd"] == 0 else amount(bill["network_usd"])
         parts = f"jobs and steps {amount(bill['usd'])}, requests {amount(bill['requests_usd'])}, network {network}"
         yield "Whole run", f"{least}{amount(bill['whole_usd'])}: {parts}."
     else:
-        yield "Whole run", f"{UNKNOWN}: hours or a price of training are not known, as said above."
+        yield "Whole run", f"{UNKNOWN}: hours or a price of training are not known."
     tokens, samples = bill["usd_per_million_tokens"], bill["usd_per_thousand_samples"]
     if tokens is not None and samples is not None:
         of = f"of {_count(bill['tokens'])} tokens and {_count(bill['samples'])} samples in all passes"

@@ -14,11 +14,11 @@ from IPython.core.formatters import DisplayFormatter
 from tests.support.compared_runs import compared, make
 from tests.support.paths import ROOT
 from tests.support.runs_root import write_run
-from vlmpipe.cli.notebook import display
 from vlmpipe.cli.notebook.display import FORMS, LARGEST_PAGE, show_in_notebooks
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.planner.plan import plan_run
 from vlmpipe.runs.folders.summary import report_of
+from vlmpipe.trainer.printable import COLUMNS
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_without_a_notebook_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_plan_is_the_screen_of_the_command(formatter: DisplayFormatter) -> None:
     text, page = shown(formatter, plan_run(load_run_file(ROOT / "tests/fixtures/run_files/llava-7b-zero2-spot.yaml")))
-    assert "Fits:" in text and "$" in text and max(map(len, text.splitlines())) <= display.COLUMNS
+    assert "Fits:" in text and "$" in text and max(map(len, text.splitlines())) <= COLUMNS
     assert page.startswith("<pre") and page.endswith("</pre>") and "<span" in page, "with its colours"
 
 

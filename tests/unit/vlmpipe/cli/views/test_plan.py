@@ -1,4 +1,7 @@
-"""What `vlmpipe plan` prints: the answer first, nothing unknown as 0, no line that a narrow terminal would break."""
+"""What `vlmpipe plan` prints of plans: nothing unknown as 0, no line that a narrow terminal would break.
+
+Their words are in tests/fixtures/screens.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,13 @@ from vlmpipe.config.run_config import load_run_file
 from vlmpipe.planner.plan import plan_run
 from vlmpipe.records.plan import MemoryPart
 from vlmpipe.report.plan_section import merged_parts
+from vlmpipe.trainer.printable import COLUMNS
 
 CONFIGS = ROOT / "configs"
-WIDTHS = [80, 120]
+WIDTHS = [80, 100, 160]
 
 
-def printed(plan: dict[str, Any], width: int = 120, *, verbose: bool = False) -> str:
+def printed(plan: dict[str, Any], width: int = 100, *, verbose: bool = False) -> str:
     screen = Console(file=io.StringIO(), width=width, highlight=False)
     print_plan_tables(plan, screen, verbose=verbose)
     assert isinstance(screen.file, io.StringIO)
@@ -36,43 +40,6 @@ def line_with(text: str, start: str) -> str:
     """The cells of the only line that begins so, parted by one space."""
     (line,) = [line for line in text.splitlines() if line.strip().startswith(start)]
     return " ".join(line.split())
-
-
-def test_a_green_plan_answers_in_its_first_two_lines() -> None:
-    text = printed(make_plan())
-    assert text.splitlines()[0].split() == ["✓", "green", "planned"]
-    assert (
-        "Fits: 60.0 of 80.0 GiB per NVIDIA_H100_MEGA_80GB, 20.0 spare; training 10.0 h (9.0 to 12.0 h); "
-        "$810 ($729 to $972) on spot."
-    ) in " ".join(text.split())
-
-
-def test_time_is_split_into_binding_and_hidden_parts() -> None:
-    text = printed(make_plan())
-    assert "Time of a step: 2.00 s  bottleneck: computing · MFU 38% · 2,048 tokens/s per GPU · 18,000 steps" in text
-    assert line_with(text, "computing ") == "computing 1.50 s 75% ◂ bottleneck"
-    assert line_with(text, "waiting for data") == "waiting for data 2 ms <1%"
-    assert line_with(text, "communication overlapped") == "communication overlapped with computing 0.70 s hidden"
-
-
-def test_terms_stand_side_by_side_and_the_run_files_is_marked() -> None:
-    text = printed(make_plan())
-    assert line_with(text, "cost") == "cost standard spot ◂ run file flex_start"
-    assert line_with(text, "whole run") == "whole run $1,620 $810 –"
-    assert "train $1,600, 10.0 h $800, 10.0 h –" in [" ".join(line.split()) for line in text.splitlines()]
-    assert line_with(text, "lost to interruptions") == "lost to interruptions none expected 2.0 h –"
-    assert "flex_start is not possible: flex_start needs the same machine in all pools." in text
-    assert "Storage: 240 GB, $4.80 a month. Schedule: 4.0 runs a month, $3,240." in text
-    assert "Suggested train.checkpoint_every_steps: 450 (15 min), which loses least" in " ".join(text.split())
-
-
-def test_a_red_plan_shows_the_excess_and_errors_before_warnings() -> None:
-    text = printed(red())
-    assert text.splitlines()[0].split() == ["✗", "red", "planned"]
-    assert "Does not fit: 60.0 of 40.0 GiB per NVIDIA_H100_MEGA_80GB, 20.0 too much;" in text
-    assert text.index("✗ VP101 job_spec.worker_pool_specs[0].machine_spec.machine_type") < text.index("! VP999")
-    assert "a3-megagpu-9g → a3-megagpu-8g" in text
-    assert "30.0 GiB, fits: train.strategy=fsdp" in text
 
 
 def test_settings_that_fit_are_printed_as_overrides() -> None:
@@ -95,16 +62,8 @@ def test_every_reason_for_red_is_printed_once() -> None:
     assert text.count("a3-megagpu-9g") == 1  # a finding's own table has it
 
 
-def test_unknown_values_have_a_reason() -> None:
-    text = printed(amber())
-    said = " ".join(text.split())
-    assert "training hours unknown; cost unknown: no price of a3-megagpu-8g in us-central1, spot." in said
-    assert "number of steps unknown" in text
-    assert line_with(text, "whole run") == "whole run unknown unknown –"
-    assert line_with(text, "lost to interruptions") == "lost to interruptions unknown unknown –"
-    assert "No price is known for: a3-megagpu-8g in us-central1, spot." in text
-    assert "Storage: 240 GB, unknown a month. Schedule: 4.0 runs a month, unknown." in text
-    assert "$0" not in text
+def test_nothing_unknown_is_a_zero() -> None:
+    assert "$0" not in printed(amber())
 
 
 @pytest.mark.parametrize("name", [name for name in PLANS if PLANS[name]()["state"] == "amber"])
@@ -165,19 +124,20 @@ def test_notes_are_shown_once_and_assumptions_are_counted_or_listed() -> None:
 @pytest.mark.parametrize("name", PLANS)
 def test_no_line_is_too_long_and_no_word_is_cut(name: str, width: int) -> None:
     text = printed(PLANS[name](), width)
-    assert max(map(len, text.splitlines())) <= width
+    assert max(map(len, text.splitlines())) <= min(width, COLUMNS)
     assert "…" not in text
     plan = PLANS[name]()
     names = [pool["machine_type"] for pools in plan["jobs"].values() for pool in pools]
     names += [finding["path"] for finding in plan["findings"]]
     names += [part.name for part in merged_parts(parts_of(plan))] if plan["memory"] else []
     assert [name for name in names if name not in text] == []
-    assert ("500 GB pd-ssd" in text) == (width == 120)
+    assert "500 GB pd-ssd" in text
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_bar_has_as_many_letters_as_a_part_has_of_the_device(width: int) -> None:
     bar = next(line for line in printed(make_plan(), width).splitlines() if line.startswith("AAA"))
+    width = min(width, COLUMNS)
     assert len(bar) == width
     shares = {letter: bar.count(letter) / width for letter in "ABC·"}
     assert shares == pytest.approx({"A": 39 / 80, "B": 20 / 80, "C": 1 / 80, "·": 20 / 80}, abs=1 / width)

@@ -12,7 +12,7 @@ from tests.support.planner.plans import make_plan, red, sizes_unknown
 from vlmpipe.cli.views.plan import print_plan_tables
 
 
-def printed(*stages: dict[str, Any], width: int = 120, **sums: Any) -> str:
+def printed(*stages: dict[str, Any], width: int = 100, **sums: Any) -> str:
     named = zip(("align", "finetune"), stages, strict=True)
     starts = iter(("lmsys/vicuna-7b-v1.5", "export of align"))
     plan = {
@@ -28,27 +28,18 @@ def printed(*stages: dict[str, Any], width: int = 120, **sums: Any) -> str:
     return screen.file.getvalue()
 
 
-def test_stages_stand_above_their_sum() -> None:
-    lines = [" ".join(line.split()) for line in printed(make_plan(), make_plan(), width=140).splitlines()]
-    assert lines[0] == "✓ green llava"
-    assert lines[1] == "All stages: training 20.0 h (18.0 to 24.0 h); cost $1,620 ($1,458 to $1,944)."
-    assert "✓ align lmsys/vicuna-7b-v1.5 gs://b/mix.json 18,000 10.0 h $810 60.0 of 80.0 GiB" in lines
-    assert "✓ finetune export of align gs://b/mix.json 18,000 10.0 h $810 60.0 of 80.0 GiB" in lines
-    assert "all stages 20.0 h $1,620" in lines
-    assert [line.split()[1] for line in lines if line.startswith("stage ") and "─" in line] == ["align", "finetune"]
-
-
 def test_notes_of_several_stages_are_printed_once() -> None:
     text = printed(make_plan(), make_plan())
     assert text.count("Assumptions") == 1 and text.count("Not counted") <= 1
     assert "features that an earlier stage made make it cheaper" in text
 
 
-def test_a_stage_that_does_not_fit_is_marked_and_its_plan_says_what_would() -> None:
-    text = printed(make_plan(), red(), state="red")
-    assert text.splitlines()[0].startswith("✗ red") and "✗ finetune" in text
-    assert "60.0 of 40.0 GiB, does not fit" in text.partition("stage align")[0]
-    assert "30.0 GiB, fits: train.strategy=fsdp" in text
+def test_a_stage_names_what_it_shares_with_an_earlier_one() -> None:
+    """Not what differs: `finetune` has other figures of memory, and the same cost."""
+    text = " ".join(printed(make_plan(), red(), state="red").split())
+    shared = text.partition("Stage finetune, as above: ")[2].partition(".")[0].split(", ")
+    assert "cost of the jobs" in shared and "machines" in shared and "memory of a device" not in shared
+    assert text.count("one epoch shows each image about once") == 1
 
 
 def test_unknown_is_no_zero() -> None:
@@ -57,6 +48,6 @@ def test_unknown_is_no_zero() -> None:
     assert "all stages unknown unknown" in lines
 
 
-@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("width", [80, 100])
 def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     assert max(map(len, printed(make_plan(), red(), width=width).splitlines())) <= width

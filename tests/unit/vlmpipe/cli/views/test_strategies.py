@@ -44,7 +44,7 @@ def fastest(row: dict[str, str]) -> tuple[float, float]:
 def test_the_table_fits_a_narrow_terminal_and_its_command_changes_what_differs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vlmpipe.cli.views.tables.PIPE_WIDTH", 80)
+    monkeypatch.setattr("vlmpipe.runs.terminal.COLUMNS", 80)
     config = load_run_file(ROOT / "configs/llava-7b.yaml")
     print_strategies(FOUND, config, "x.yaml", ["train.epochs=2"])
     lines = capsys.readouterr().out.splitlines()

@@ -66,8 +66,8 @@ def test_the_samples_for_a_goal_their_cost_and_where_noise_begins() -> None:
     assert found.cost and found.needed_cost_usd == pytest.approx(found.needed.value * 0.002)
     assert found.noise_from and found.visible and 0 < found.visible < 0.2
     lines = curve_lines(found)
-    assert lines[0].startswith("90 % needs about") and max(map(len, lines)) <= 80
-    assert "more than there are; training on them takes $" in " ".join(line.strip() for line in lines[:2])
+    assert lines[0].startswith("90 % needs about")
+    assert "more than there are; training on them takes $" in lines[0]
     assert any("nothing is seen above noise" in line or "more to gain than noise" in line for line in lines)
 
 

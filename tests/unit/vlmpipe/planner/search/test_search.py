@@ -198,7 +198,7 @@ def test_the_table_begins_with_todays_settings(
         start_min=7,
     )
     today = replace(way, change={}, machines="4 x a2-ultragpu-8g (8 GPUs)", usd=214.0, memory_gib=95.0, fits=False)
-    monkeypatch.setattr("vlmpipe.cli.views.tables.PIPE_WIDTH", 80)
+    monkeypatch.setattr("vlmpipe.runs.terminal.COLUMNS", 80)
     print_suggestions(Suggestions((way,), (), today), Goal("cheapest"), run_file(), "run.yaml")
     screen = capsys.readouterr().out
     lines = screen.splitlines()
