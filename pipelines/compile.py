@@ -16,7 +16,7 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 
 from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.config.sections.sweep import SweepConfig, variants_of
-from vlmpipe.job_spec.build import sweep_job_spec
+from vlmpipe.job_spec.build import sweep_order
 from vlmpipe.job_spec.check import check_job_spec, check_jobs
 from vlmpipe.pipelines.step_metadata import check_step_metadata
 from vlmpipe.pipelines.training import build
@@ -68,7 +68,7 @@ def check_sweep_jobs(config: RunConfig, sweep: SweepConfig, run_uri: str) -> Non
         run = config.training_of(variant)
         with naming_stage(variant.name, kind="variant"):
             region = run.gcp.location if run.gcp.project else ""
-            check_job_spec(sweep_job_spec(run, run_uri, 0), region=region)
+            check_job_spec(sweep_order(run, run_uri, 0).spec(), region=region)
 
 
 def contents_of(pipeline: BaseComponent) -> list[dict[str, object]]:

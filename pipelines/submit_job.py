@@ -244,9 +244,9 @@ def _training_job(config: RunConfig, jobs: Jobs, run_uri: str) -> JobRequest:
     settings = job_settings(config, "train")
     return jobs.request(
         parse_job_spec(job_spec(config, "train", run_uri)),
-        display_name=settings["display_name"],
-        labels=settings["labels"],
-        encryption_key=settings.get("encryption_spec_key_name", ""),
+        display_name=settings.display_name,
+        labels=settings.labels,
+        encryption_key=settings.encryption_spec_key_name,
     )
 
 

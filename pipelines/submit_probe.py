@@ -109,8 +109,8 @@ def _request(jobs: Jobs, machine: ProbedMachine, spec: CustomJobSpec) -> JobRequ
     return jobs.request(
         check_job_spec(spec, region=config.gcp.location if config.gcp.project else ""),
         display_name=f"{config.name}-{machine.step}",
-        labels={**settings["labels"], STEP_LABEL: machine.step},
-        encryption_key=settings.get("encryption_spec_key_name", ""),
+        labels={**settings.labels, STEP_LABEL: machine.step},
+        encryption_key=settings.encryption_spec_key_name,
     )
 
 

@@ -235,7 +235,11 @@ class _Steps:
 
     def add_job(self, job: Job, *, pools: PipelineChannel, run_uri: PipelineChannel) -> PipelineTask:
         """A step that runs a CustomJob with these worker pools."""
-        inputs = {**job_settings(self._config, job), "worker_pool_specs": pools, "base_output_directory": run_uri}
+        inputs = {
+            **job_settings(self._config, job).inputs(),
+            "worker_pool_specs": pools,
+            "base_output_directory": run_uri,
+        }
         component = self._target.job_step(self._config, job)
         if "target" in (component.component_spec.inputs or ()):
             inputs["target"] = self._target.target

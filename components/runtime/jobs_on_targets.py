@@ -6,11 +6,8 @@ from typing import get_args
 
 from vlmpipe.components.runtime.replay_steps import choose_for_run, why_nothing_is_answered
 from vlmpipe.components.runtime.step_logic import why_nothing_is_encoded
-from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.run_settings import run_config_of
-from vlmpipe.job_spec.build import Job, job_settings, job_spec, jobs_of, step_of
-from vlmpipe.job_spec.forms import CustomJobSpec
-from vlmpipe.job_spec.worker_pools import STEP_LABEL
+from vlmpipe.job_spec.build import Job, job_order, jobs_of
 from vlmpipe.platforms.table import PLATFORMS, platform_of
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.progress import step_progress
@@ -18,21 +15,6 @@ from vlmpipe.trainer.records.prepared import DataPointers
 from vlmpipe.trainer.storage import open_storage
 
 NOTHING_RAN = "{}"  # gcp_resources of a job that has nothing to do
-
-
-def run_on_target(config: RunConfig, spec: CustomJobSpec, step: str, target: str) -> str:
-    """Run the job of a CustomJobSpec and watch it to its end. Returns its `gcp_resources`.
-
-    Args:
-        spec: The spec, snake_case, of a job of `config`.
-        step: Name of the step in whose record the job reports.
-        target: the platform, by its name for --target.
-
-    Raises UserError with the job's exit code where it fails.
-    """
-    labels = {**job_settings(config, "train")["labels"], STEP_LABEL: step}
-    name = f"{config.name}-{step}"
-    return platform_of(target).run_job(config, name, spec, labels)
 
 
 def run_job_of_run(run_uri: str, job: str, target: str) -> str:
@@ -66,4 +48,4 @@ def run_job_of_run(run_uri: str, job: str, target: str) -> str:
             with step_progress(run_uri, "cache-features") as progress:
                 progress.finish("reused" if features == "reuse" else "done", why_nothing_is_encoded(run_uri, features))
             return NOTHING_RAN
-    return run_on_target(config, job_spec(config, job, run_uri), step_of(job), target)
+    return platform_of(target).run_job(job_order(config, job, run_uri))

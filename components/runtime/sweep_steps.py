@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from vlmpipe.components.runtime.curve_check import require_curve
-from vlmpipe.components.runtime.jobs_on_targets import run_on_target
 from vlmpipe.components.runtime.step_logic import features_address, point_to_features, prepare_run
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.run_settings import earlier_run_file, run_config_of
 from vlmpipe.config.sections.stages import naming_stage
 from vlmpipe.config.sections.sweep import SweepConfig, Variant, baseline_of
-from vlmpipe.job_spec.build import job_spec, sweep_job_spec
-from vlmpipe.job_spec.forms import CustomJobSpec
+from vlmpipe.job_spec.build import job_order, sweep_order
+from vlmpipe.job_spec.order import JobOrder
+from vlmpipe.job_spec.worker_pools import STEP_LABEL
 from vlmpipe.platforms.table import platform_of
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError, print_error
@@ -206,7 +207,7 @@ def _encode(run_uri: str, prepared_uri: str, target: str) -> str:
             progress.finish("reused" if pointers.features == "reuse" else "done", f"features: {pointers.features}")
         return f"cache-features: {pointers.features}"
     config = run_config_of(store)
-    ended, error = _run(config, job_spec(config, "cache_features", run_uri), "cache-features", target, run_uri)
+    ended, error = _run(job_order(config, "cache_features", run_uri), target, run_uri)
     if error:  # without features, each training would find that out on machines of its own
         FeaturesError(error=error).write(store)
     return ended
@@ -217,21 +218,24 @@ def train_variants(job: str, target: str) -> str:
     number, _, run_uri = job.partition(" ")
     sweep = _sweep(run_uri)
     config = run_config_of(open_storage(sweep.trainings[sweep.jobs[int(number)][0]].run_uri))
-    spec = sweep_job_spec(config, run_uri, int(number))
+    step = f"{JOB_STEP}-{number}"
+    order = sweep_order(config, run_uri, int(number))
+    order = replace(order, display_name=f"{config.name}-{step}", labels={**order.labels, STEP_LABEL: step})
     if platform_of(target).is_here and THREADS_VARIABLE not in os.environ:  # jobs beside each other share the cores
         share = max(1, (os.cpu_count() or 1) // min(len(sweep.jobs), sweep.parallelism))
-        for pool in spec["worker_pool_specs"]:
+        for pool in order.worker_pool_specs:
             environment = pool["container_spec"].setdefault("env", [])
             if not any(variable["name"] == THREADS_VARIABLE for variable in environment):
                 environment.append({"name": THREADS_VARIABLE, "value": str(share)})
-    return _run(config, spec, f"{JOB_STEP}-{number}", target, run_uri)[0]
+    return _run(order, target, run_uri)[0]
 
 
-def _run(config: RunConfig, spec: CustomJobSpec, step: str, target: str, run_uri: str) -> tuple[str, str]:
+def _run(order: JobOrder, target: str, run_uri: str) -> tuple[str, str]:
     """Run the job on the target. Returns how it ended, and its error: a failure is none here, but for a request to
     stop."""
+    step = order.labels[STEP_LABEL]
     try:
-        run_on_target(config, spec, step, target)
+        platform_of(target).run_job(order)
     except UserError as error:
         if error.code in STOPPED:
             raise

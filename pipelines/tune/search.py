@@ -21,9 +21,9 @@ from pathlib import Path
 from vlmpipe.config.overrides import apply_overrides
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.config.sections.tune import OF_ADAPTERS, ParameterSpec, TuneConfig, Value
-from vlmpipe.job_spec.build import trials_spec
+from vlmpipe.job_spec.build import trials_order
 from vlmpipe.job_spec.check import check_job_spec
-from vlmpipe.job_spec.forms import CustomJobSpec
+from vlmpipe.job_spec.order import JobOrder
 from vlmpipe.platforms.base import SearchOrder, SearchRequest
 from vlmpipe.platforms.table import DEFAULT, here, platform_of
 from vlmpipe.runs.folders.search import LocalSearch
@@ -173,17 +173,17 @@ def _search_file(tuning: TuneConfig, settings: str) -> bytes:
     return json.dumps({**content, "num_trials": num_points(tuning), "settings": settings}, indent=1).encode()
 
 
-def trial_spec(search: Search) -> CustomJobSpec:
-    """The CustomJobSpec of every trial, without its values. Raises ConfigError for what Vertex AI would refuse."""
+def trial_order(search: Search) -> JobOrder:
+    """The order of every trial's job, without the trial's values. Raises ConfigError for one that Vertex AI refuses."""
     arguments = ["--config", join_uri(search.uri, "run.json"), "--metric", search.tune.metric]
-    spec = trials_spec(search.config, search.uri, "vlmpipe.trainer.trials.tune", arguments)
-    check_job_spec(spec, region=search.config.gcp.location if search.config.gcp.project else "")
-    return spec
+    order = trials_order(search.config, search.uri, "vlmpipe.trainer.trials.tune", arguments)
+    check_job_spec(order.spec(), region=search.config.gcp.location if search.config.gcp.project else "")
+    return order
 
 
 def request_of(search: Search, target: str = DEFAULT) -> SearchRequest:
     """The search as a request to a platform that searches by itself."""
-    order = SearchOrder(search.config, search.tune, search.search_id, trial_spec(search))
+    order = SearchOrder(search.config, search.tune, search.search_id, trial_order(search).spec())
     return platform_of(target).search(order)
 
 
@@ -216,9 +216,9 @@ def _run_trials(search: Search, store: Storage, table: list[Trial]) -> None:
     for number, values in enumerate(points(search.tune), start=1):
         if number in ended:
             continue
-        spec, folder = trial_spec(search), join_uri(search.uri, f"trial-{number}")
+        order, folder = trial_order(search), join_uri(search.uri, f"trial-{number}")
         metric_file = join_uri(folder, "metric.json")
-        for pool in spec["worker_pool_specs"][:2]:
+        for pool in order.worker_pool_specs[:2]:
             container = pool["container_spec"]
             container["args"] = [*container["args"], *(f"--{name}={value}" for name, value in values.items())]
             container["env"] = [
@@ -226,11 +226,12 @@ def _run_trials(search: Search, store: Storage, table: list[Trial]) -> None:
                 {"name": TRIAL_VARIABLE, "value": str(number)},
                 {"name": METRIC_FILE_VARIABLE, "value": metric_file},
             ]
-        spec["base_output_directory"] = {"output_uri_prefix": folder}
+        labels, name = {STEP_LABEL: "trial"}, f"{search.search_id}-trial-{number}"
+        order = dataclasses.replace(order, display_name=name, labels=labels, base_output_directory=folder)
         begun_s, error = time.monotonic(), ""
         metric: float | None = None
         try:
-            platform.run_job(search.config, f"{search.search_id}-trial-{number}", spec, {STEP_LABEL: "trial"})
+            platform.run_job(order)
             line = json.loads(open_storage(folder).read("metric.json").splitlines()[-1])
             metric = float(line[search.tune.metric])
         except UserError as failure:

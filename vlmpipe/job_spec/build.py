@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, cast, get_args
+from dataclasses import replace
+from typing import Literal, get_args
 
 from vlmpipe.access.needs import addresses_read
 from vlmpipe.catalog.machines import load_catalog, reducers_needed
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.cluster import CapacityOption, ClusterConfig, ReservationAffinityConfig
-from vlmpipe.job_spec.forms import (
-    CustomJobSpec,
-    JobSettings,
-    MachineSpec,
-    Node,
-    OwnStepFields,
-    Scheduling,
-    Variable,
-    WorkerPool,
-)
+from vlmpipe.job_spec.forms import CustomJobSpec, MachineSpec, Node, Variable, WorkerPool
+from vlmpipe.job_spec.order import NO_INPUTS, JobOrder
 from vlmpipe.job_spec.worker_pools import STEP_LABEL, STOP_GRACE_VARIABLE
 from vlmpipe.trainer.config.base import Section
 from vlmpipe.trainer.errors import ConfigError
@@ -106,32 +99,30 @@ def reducer_count(cluster: ClusterConfig) -> int:
     return reducers_needed(cluster.replica_count, machine.nic_gbps)
 
 
-def job_settings(config: RunConfig, job: Job) -> JobSettings:
-    """Inputs of the job step that are fixed when the pipeline is compiled, without those that are not set.
-
-    The names are CustomTrainingJobOp's, whose defaults apply to settings left out: the project is the pipeline's.
-    """
+def job_settings(config: RunConfig, job: Job) -> JobOrder:
+    """The order of a job without its worker pools and its output folder, which are the run's."""
     cluster, gcp = capacity_options(config, job)[0].cluster, config.gcp
     strategy = cluster.scheduling_strategy.upper()
-    settings: JobSettings = {
-        "display_name": f"{config.name}-{step_of(job)}",
-        "project": gcp.project,
-        "location": gcp.location if gcp.project else "",
-        "timeout": cluster.timeout,
-        "strategy": strategy,
-        "max_wait_duration": cluster.max_wait_duration if strategy == FLEX_START else "",
-        "restart_job_on_worker_restart": cluster.restart_job_on_worker_restart,
-        "service_account": gcp.job_service_account or gcp.service_account,
-        "network": gcp.network,
-        "reserved_ip_ranges": list(gcp.reserved_ip_ranges),
-        "psc_interface_config": _set_fields(gcp.psc_interface_config),
-        "tensorboard": gcp.tensorboard if job == "train" else "",
-        "enable_web_access": gcp.enable_web_access,
-        "encryption_spec_key_name": gcp.encryption_spec_key_name,
-        "persistent_resource_id": gcp.persistent_resource_id,
-        "labels": {**gcp.labels, STEP_LABEL: step_of(job)},
-    }
-    return cast(JobSettings, {name: value for name, value in settings.items() if value})
+    return JobOrder(
+        display_name=f"{config.name}-{step_of(job)}",
+        project=gcp.project,
+        location=gcp.location if gcp.project else "",
+        timeout=cluster.timeout,
+        strategy=strategy,
+        max_wait_duration=cluster.max_wait_duration if strategy == FLEX_START else "",
+        restart_job_on_worker_restart=cluster.restart_job_on_worker_restart,
+        service_account=gcp.job_service_account or gcp.service_account,
+        network=gcp.network,
+        reserved_ip_ranges=list(gcp.reserved_ip_ranges),
+        psc_interface_config=_set_fields(gcp.psc_interface_config),
+        tensorboard=gcp.tensorboard if job == "train" else "",
+        enable_web_access=gcp.enable_web_access,
+        encryption_spec_key_name=gcp.encryption_spec_key_name,
+        persistent_resource_id=gcp.persistent_resource_id,
+        labels={**gcp.labels, STEP_LABEL: step_of(job)},
+        disable_retries=config.cluster.disable_retries,
+        enable_dashboard_access=gcp.enable_dashboard_access,
+    )
 
 
 def capacity_options(config: RunConfig, job: Job) -> list[RunConfig]:
@@ -160,36 +151,31 @@ def in_region(config: RunConfig, location: str) -> RunConfig:
     return config.model_copy(update={"gcp": config.gcp.model_copy(update={"location": location, "tensorboard": ""})})
 
 
+def job_order(config: RunConfig, job: Job, run_uri: str) -> JobOrder:
+    """The order of a job of the run in this folder."""
+    pools = worker_pools(config, job, run_uri)
+    return replace(job_settings(config, job), worker_pool_specs=pools, base_output_directory=run_uri)
+
+
 def job_spec(config: RunConfig, job: Job, run_uri: str) -> CustomJobSpec:
     """The job's CustomJobSpec as its step sends it."""
-    settings = job_settings(config, job)
-    scheduled = ("timeout", "strategy", "max_wait_duration", "restart_job_on_worker_restart")
-    scheduling = cast(Scheduling, {name: value for name, value in settings.items() if name in scheduled})
-    step_fields = own_step_fields(config.cluster.disable_retries, config.gcp.enable_dashboard_access)
-    not_in_spec = {"display_name", "project", "location", "labels", "encryption_spec_key_name"}
-    spec: CustomJobSpec = {
-        "worker_pool_specs": worker_pools(config, job, run_uri),
-        "scheduling": scheduling | step_fields.pop("scheduling", {}),
-        "base_output_directory": {"output_uri_prefix": run_uri},
-    }
-    rest = {name: value for name, value in settings.items() if name not in not_in_spec and name not in scheduling}
-    return cast(CustomJobSpec, {**spec, **rest, **step_fields})
+    return job_order(config, job, run_uri).spec()
 
 
-def trials_spec(config: RunConfig, run_uri: str, module: str, arguments: Sequence[str]) -> CustomJobSpec:
-    """The spec of a training job whose nodes run `module`, which starts the trainer itself, with these arguments."""
-    spec = job_spec(config, "train", run_uri)
+def trials_order(config: RunConfig, run_uri: str, module: str, arguments: Sequence[str]) -> JobOrder:
+    """The order of a training job whose nodes run `module`, which starts the trainer itself, with these arguments."""
+    order = job_order(config, "train", run_uri)
     processes = ["--nproc-per-node", str(config.cluster.processes)]
-    for pool in spec["worker_pool_specs"][:2]:
+    for pool in order.worker_pool_specs[:2]:
         command = ["python", "-m", module]
         pool["container_spec"] = {**pool["container_spec"], "command": command, "args": [*arguments, *processes]}
-    return spec
+    return order
 
 
-def sweep_job_spec(config: RunConfig, run_uri: str, number: int) -> CustomJobSpec:
-    """The spec of a sweep's job, whose trainings the sweep in `run_uri` lists."""
+def sweep_order(config: RunConfig, run_uri: str, number: int) -> JobOrder:
+    """The order of a sweep's job, whose trainings the sweep in `run_uri` lists."""
     arguments = ["--config", join_uri(run_uri, Sweep.FILE), "--job", str(number)]
-    return trials_spec(config, run_uri, "vlmpipe.trainer.trials.sweep", arguments)
+    return trials_order(config, run_uri, "vlmpipe.trainer.trials.sweep", arguments)
 
 
 def needs_own_step(config: RunConfig, job: Job) -> bool:
@@ -199,18 +185,9 @@ def needs_own_step(config: RunConfig, job: Job) -> bool:
     with flex_start it would ask for ever for a job whose wait for machines is over (job_remote_runner.py of
     google-cloud-pipeline-components 2.22).
     """
-    cluster = config.cluster
-    falls_back = job == "train" and bool(cluster.capacity_fallback)
-    own_fields = own_step_fields(cluster.disable_retries, config.gcp.enable_dashboard_access)
-    return falls_back or bool(own_fields) or job_settings(config, job)["strategy"] == FLEX_START
-
-
-def own_step_fields(disable_retries: bool, enable_dashboard_access: bool) -> OwnStepFields:
-    """Fields of a CustomJobSpec that CustomTrainingJobOp has no input for; empty where it can run the job."""
-    fields: OwnStepFields = {"scheduling": {"disable_retries": True}} if disable_retries else {}
-    if enable_dashboard_access:
-        fields["enable_dashboard_access"] = True
-    return fields
+    falls_back = job == "train" and bool(config.cluster.capacity_fallback)
+    order = job_settings(config, job)
+    return falls_back or any(vars(order)[name] for name in NO_INPUTS) or order.strategy == FLEX_START
 
 
 def _node(config: RunConfig, job: Job, run_uri: str, *, own_machine: str = "") -> Node:

@@ -60,34 +60,6 @@ class Scheduling(TypedDict, total=False):
     disable_retries: bool
 
 
-class OwnStepFields(TypedDict, total=False):
-    """Fields that CustomTrainingJobOp has no input for."""
-
-    scheduling: Scheduling
-    enable_dashboard_access: bool
-
-
-class JobSettings(TypedDict, total=False):
-    """Inputs of the job step that are fixed when the pipeline is compiled. The names are CustomTrainingJobOp's."""
-
-    display_name: str
-    project: str
-    location: str
-    timeout: str
-    strategy: str
-    max_wait_duration: str
-    restart_job_on_worker_restart: bool
-    service_account: str
-    network: str
-    reserved_ip_ranges: list[str]
-    psc_interface_config: dict[str, object]
-    tensorboard: str
-    enable_web_access: bool
-    encryption_spec_key_name: str
-    persistent_resource_id: str
-    labels: dict[str, str]
-
-
 class CustomJobSpec(TypedDict):
     worker_pool_specs: list[WorkerPool]
     scheduling: Scheduling

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
 
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.cluster import ClusterConfig
-from vlmpipe.job_spec.build import Job, capacity_options, job_spec, jobs_of, step_of
+from vlmpipe.job_spec.build import Job, capacity_options, job_order, job_spec, jobs_of, step_of
 from vlmpipe.job_spec.forms import CustomJobSpec, Variable, WorkerPool
 from vlmpipe.trainer.preflight.bought import VARIABLE, BoughtMachine
 from vlmpipe.trainer.preflight.probe_plan import LIMIT_S, LOOK_S, STEP
@@ -16,8 +15,6 @@ from vlmpipe.trainer.storage.base import join_uri
 
 MODULE = "vlmpipe.trainer.preflight.probe"
 LAUNCHER = "vlmpipe.trainer.launch"
-# Of a job alone: a probe that ends is not started again, and writes nothing for TensorBoard.
-_NOT_OF_PROBES = ("restart_job_on_worker_restart", "timeout")
 
 
 @dataclass(frozen=True)
@@ -86,9 +83,8 @@ def _kind(pool: WorkerPool) -> tuple[object, ...]:
 
 def probe_spec(machine: ProbedMachine, run_uri: str) -> CustomJobSpec:
     """The probe's CustomJobSpec: the job's own, with one replica, its program and its time replaced."""
-    spec = job_spec(machine.config, machine.job, run_uri)
-    scheduling = {name: value for name, value in spec["scheduling"].items() if name not in _NOT_OF_PROBES}
-    pool: WorkerPool = {**spec["worker_pool_specs"][0], "replica_count": 1}
+    order = job_order(machine.config, machine.job, run_uri)
+    pool: WorkerPool = {**order.worker_pool_specs[0], "replica_count": 1}
     arguments = ["--nproc-per-node", str(_processes(machine)), "--", MODULE]
     arguments += ["--config", join_uri(run_uri, "run.json"), "--step", machine.step]
     if "container_spec" in pool:
@@ -101,12 +97,15 @@ def probe_spec(machine: ProbedMachine, run_uri: str) -> CustomJobSpec:
         pool["python_package_spec"] = {**package, "args": arguments, "python_module": LAUNCHER}
         if "env" in package:
             pool["python_package_spec"]["env"] = _only_warned(package["env"], machine.step)
-    of_probe = {
-        **{name: value for name, value in spec.items() if name != "tensorboard"},
-        "worker_pool_specs": [pool],
-        "scheduling": {**scheduling, "timeout": f"{LIMIT_S}s", "disable_retries": True},
-    }
-    return cast(CustomJobSpec, of_probe)
+    of_probe = replace(
+        order,
+        worker_pool_specs=[pool],
+        tensorboard="",
+        timeout=f"{LIMIT_S}s",
+        restart_job_on_worker_restart=False,
+        disable_retries=True,
+    )
+    return of_probe.spec()
 
 
 def _processes(machine: ProbedMachine) -> int:

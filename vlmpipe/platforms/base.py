@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, NoReturn, Protocol
 
 from vlmpipe.config.validation_errors import RunFileError
-from vlmpipe.job_spec.forms import CustomJobSpec
 from vlmpipe.trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,10 +23,11 @@ if TYPE_CHECKING:
     from vlmpipe.config.sections.schedule import ScheduleConfig
     from vlmpipe.config.sections.tune import TuneConfig
     from vlmpipe.config.validation_errors import Problem
+    from vlmpipe.job_spec.forms import CustomJobSpec
+    from vlmpipe.job_spec.order import JobOrder
     from vlmpipe.planner.spending.approval import Approved
     from vlmpipe.platforms.compiled import Compiled, Template
     from vlmpipe.platforms.graph import Graph
-    from vlmpipe.platforms.job_inputs import JobInputs
     from vlmpipe.platforms.schedules import RunSchedule, Schedules
     from vlmpipe.records.decision import Decision
     from vlmpipe.records.registered import Registered
@@ -272,15 +272,11 @@ class Platform(ABC):
     # inside a step
 
     @abstractmethod
-    def run_job(self, config: RunConfig, name: str, spec: CustomJobSpec, labels: dict[str, str]) -> str:
-        """Run the job of a CustomJobSpec and watch it to its end; returns its `gcp_resources`.
+    def run_job(self, order: JobOrder) -> str:
+        """Run the job and watch it to its end; returns its `gcp_resources`.
 
         Raises UserError with the job's exit code where it fails.
         """
-
-    def run_step(self, inputs: JobInputs) -> str:
-        """Run the job of a job step of its graph, as `run_job`."""
-        self._refuse("runs no jobs of steps", "a graph with job steps of its own")
 
     def job_place(self, run_file: Mapping[str, object]) -> dict[str, str]:
         """Where its service knows the pipeline job of this step, in fields of `Holder`: what `is_over` is given."""

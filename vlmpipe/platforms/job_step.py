@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 
+# KFP makes the step of this source, so that its inputs are written out here: a test compares them with JobOrder.
 def run_custom_job(
     target: str,
     display_name: str,
@@ -39,10 +40,10 @@ def run_custom_job(
         location: For Vertex AI, as all inputs that only concern Google Cloud.
     """
     inputs = dict(locals())
-    from vlmpipe.platforms.job_inputs import JobInputs
+    from vlmpipe.job_spec.order import JobOrder
     from vlmpipe.platforms.step_context import exit_on_error
     from vlmpipe.platforms.table import platform_of
 
     platform = platform_of(inputs.pop("target"))
     with exit_on_error():
-        return (platform.run_step(JobInputs(**inputs)),)
+        return (platform.run_job(JobOrder(**inputs)),)

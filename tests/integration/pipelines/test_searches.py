@@ -109,7 +109,7 @@ def test_a_search_here_is_read_from_its_table(
 ) -> None:
     seen = []
 
-    def run(name: str, spec: dict[str, Any], labels: dict[str, str]) -> None:
+    def run(name: str, spec: dict[str, Any], **_settings: Any) -> None:
         seen.append(vlmpipe("status", search.search_id, "--root", str(tmp_path), "--json").json)
         if len(seen) == 2:
             raise UserError("training is not finite")
@@ -136,7 +136,7 @@ def test_a_stop_ends_a_search_here_and_it_is_continued(
 ) -> None:
     started = []
 
-    def run(name: str, spec: dict[str, Any], labels: dict[str, str]) -> None:
+    def run(name: str, spec: dict[str, Any], **_settings: Any) -> None:
         env = {one["name"]: one["value"] for one in spec["worker_pool_specs"][0]["container_spec"]["env"]}
         started.append(int(env[TRIAL_VARIABLE]))
         if started == [1, 2]:

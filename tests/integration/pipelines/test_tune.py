@@ -341,7 +341,7 @@ def test_the_search_here_writes_a_table_best_first_and_a_failed_trial_is_a_line(
 ) -> None:
     folders = []
 
-    def run(name: str, spec: dict[str, Any], labels: dict[str, str]) -> None:
+    def run(name: str, spec: dict[str, Any], **_settings: Any) -> None:
         container = spec["worker_pool_specs"][0]["container_spec"]
         env = {one["name"]: one["value"] for one in container["env"]}
         number = int(env[TRIAL_VARIABLE])

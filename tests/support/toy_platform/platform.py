@@ -23,12 +23,11 @@ from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.config.sections.schedule import ScheduleConfig
 from vlmpipe.config.validation_errors import Problem, RunFileError
 from vlmpipe.job_spec.build import Job
-from vlmpipe.job_spec.forms import CustomJobSpec
+from vlmpipe.job_spec.order import JobOrder
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.platforms.base import Look, Order, Platform, SearchOrder
 from vlmpipe.platforms.compiled import Compiled, Template
 from vlmpipe.platforms.graph import Graph, component_of
-from vlmpipe.platforms.job_inputs import JobInputs
 from vlmpipe.platforms.job_step import run_custom_job
 from vlmpipe.platforms.requirements import require_files
 from vlmpipe.records.registered import Registered
@@ -99,12 +98,9 @@ class Toy(Platform):
     def graph(self) -> ToyGraph:
         return ToyGraph()
 
-    def run_job(self, config: RunConfig, name: str, spec: CustomJobSpec, labels: dict[str, str]) -> str:
-        return json.dumps({"toy": name})
-
-    def run_step(self, inputs: JobInputs) -> str:
-        pools = parse_job_spec(inputs.spec()).worker_pool_specs
-        return json.dumps({"toy": inputs.display_name, "pools": len(pools)})
+    def run_job(self, order: JobOrder) -> str:
+        pools = parse_job_spec(order.spec()).worker_pool_specs
+        return json.dumps({"toy": order.display_name, "pools": len(pools)})
 
     def job_place(self, run_file: Mapping[str, object]) -> dict[str, str]:
         return {"folder": str(self.folder)}

@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 from vlmpipe.config.run_config import RunConfig, load_run_file
 from vlmpipe.google_cloud import retries
 from vlmpipe.google_cloud.client import ENDPOINT_VARIABLE, translate_errors
-from vlmpipe.job_spec.build import Job, job_settings, worker_pools
+from vlmpipe.job_spec.build import Job, job_order
 from vlmpipe.platforms.vertex.jobs.capacity_fallback import CapacityFallback
 from vlmpipe.rehearsal.vertex.custom_jobs import Step
 from vlmpipe.trainer.config.job import RunPaths
@@ -68,16 +68,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
 
 def climb(server: FakeVertex, run: Storage, wanted: RunConfig | None = None, job: Job = "train") -> str:
     """As the step does, by the server's clock."""
-    wanted = wanted or config()
-    settings = {"encryption_spec_key_name": "", "max_wait_duration": "", **job_settings(wanted, job)}
-    spec = {
-        "worker_pool_specs": worker_pools(wanted, job, run.root_uri),
-        "scheduling": {"timeout": wanted.cluster.timeout, "restart_job_on_worker_restart": True},
-        "base_output_directory": {"output_uri_prefix": run.root_uri},
-        "service_account": job_settings(wanted, job)["service_account"],
-        **({"tensorboard": wanted.gcp.tensorboard} if wanted.gcp.tensorboard else {}),
-    }
-    fallback = CapacityFallback(settings, spec, now=lambda: server.custom_jobs.now, sleep=server.custom_jobs.sleep)
+    order, jobs = job_order(wanted or config(), job, run.root_uri), server.custom_jobs
+    fallback = CapacityFallback(order, now=lambda: jobs.now, sleep=jobs.sleep)
     with translate_errors(fallback.place, what="custom job"):
         return fallback.run()
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from vlmpipe.job_spec.forms import CustomJobSpec
 from vlmpipe.platforms.base import Order, Platform
 from vlmpipe.trainer.errors import ConfigError
 
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
     from vlmpipe.config.run_settings import RunSettings
     from vlmpipe.config.sections.schedule import ScheduleConfig
     from vlmpipe.config.validation_errors import Problem
+    from vlmpipe.job_spec.order import JobOrder
     from vlmpipe.platforms.compiled import Compiled, Template
-    from vlmpipe.platforms.job_inputs import JobInputs
     from vlmpipe.platforms.kubeflow.graph import KubeflowGraph
     from vlmpipe.platforms.kubeflow.run import RunOnKubeflow
     from vlmpipe.platforms.kubeflow.schedules import KubeflowSchedule, KubeflowSchedules
@@ -63,15 +62,10 @@ class Kubeflow(Platform):
 
         return KubeflowGraph()
 
-    def run_job(self, config: RunConfig, name: str, spec: CustomJobSpec, labels: dict[str, str]) -> str:
+    def run_job(self, order: JobOrder) -> str:
         from vlmpipe.platforms.kubeflow.jobs.job import run_on_kubeflow
 
-        return run_on_kubeflow(name, spec, labels=labels)
-
-    def run_step(self, inputs: JobInputs) -> str:
-        from vlmpipe.platforms.kubeflow.jobs.job import run_on_kubeflow
-
-        return run_on_kubeflow(inputs.display_name, inputs.spec(), labels=inputs.labels)
+        return run_on_kubeflow(order.display_name, order.spec(), labels=order.labels)
 
     def job_place(self, run_file: Mapping[str, object]) -> dict[str, str]:
         from vlmpipe.platforms.kubeflow.jobs.client import connection

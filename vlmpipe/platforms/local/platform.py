@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vlmpipe.job_spec.forms import CustomJobSpec
 from vlmpipe.platforms.base import Platform
 from vlmpipe.trainer.gc_control import collector_off
 from vlmpipe.trainer.storage.base import join_uri
@@ -14,7 +13,7 @@ from vlmpipe.trainer.storage.base import join_uri
 if TYPE_CHECKING:
     from vlmpipe.config.run_config import RunConfig
     from vlmpipe.config.run_settings import RunSettings
-    from vlmpipe.platforms.job_inputs import JobInputs
+    from vlmpipe.job_spec.order import JobOrder
     from vlmpipe.platforms.local.graph import LocalGraph
     from vlmpipe.platforms.local.run import RunHere
     from vlmpipe.records.registered import Registered
@@ -43,17 +42,11 @@ class Local(Platform):
 
         return LocalGraph()
 
-    def run_job(self, config: RunConfig, name: str, spec: CustomJobSpec, labels: dict[str, str]) -> str:
+    def run_job(self, order: JobOrder) -> str:
         with collector_off():  # it loads the clients of Vertex AI, with the message of a job
             from vlmpipe.platforms.local.jobs.job import run_job
 
-        return run_job(name, spec, labels=labels)
-
-    def run_step(self, inputs: JobInputs) -> str:
-        with collector_off():  # it loads the clients of Vertex AI, with the message of a job
-            from vlmpipe.platforms.local.jobs.job import run_job
-
-        return run_job(inputs.display_name, inputs.spec(), labels=inputs.labels, project=inputs.project)
+        return run_job(order.display_name, order.spec(), labels=order.labels, project=order.project)
 
     def deploy(
         self, run_uri: str, run: RunSettings, registered: Registered, questions: Sequence[ValidationQuestion]

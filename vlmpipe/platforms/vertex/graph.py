@@ -34,7 +34,7 @@ class VertexGraph(Graph):
             return component
         from google_cloud_pipeline_components.v1.custom_job import create_custom_training_job_from_component
 
-        facts, settings = load_steps(), job_settings(config, "evaluate")
+        facts, inputs = load_steps(), job_settings(config, "evaluate").inputs()
         of_jobs = ("network", "reserved_ip_ranges", "psc_interface_config", "encryption_spec_key_name")
         return create_custom_training_job_from_component(
             component,
@@ -44,7 +44,7 @@ class VertexGraph(Graph):
             boot_disk_size_gb=disk_gb,
             service_account=config.gcp.service_account,  # the pipeline's, which reads what its steps read
             labels={**config.gcp.labels, STEP_LABEL: step},
-            **{name: value for name, value in settings.items() if name in of_jobs},
+            **{name: value for name, value in inputs.items() if name in of_jobs},
         )
 
     def configure_task(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vlmpipe.job_spec.forms import CustomJobSpec, Scheduling
 from vlmpipe.platforms.base import Look, Order, Platform, SearchOrder
 
 if TYPE_CHECKING:
@@ -15,8 +14,8 @@ if TYPE_CHECKING:
     from vlmpipe.config.sections.schedule import ScheduleConfig
     from vlmpipe.config.validation_errors import Problem
     from vlmpipe.google_cloud.client import Place
+    from vlmpipe.job_spec.order import JobOrder
     from vlmpipe.platforms.compiled import Compiled, Template
-    from vlmpipe.platforms.job_inputs import JobInputs
     from vlmpipe.platforms.vertex.graph import VertexGraph
     from vlmpipe.platforms.vertex.job_requests import VertexJobs
     from vlmpipe.platforms.vertex.run import RunOnVertex
@@ -69,39 +68,13 @@ class Vertex(Platform):
 
         return VertexGraph()
 
-    def run_job(self, config: RunConfig, name: str, spec: CustomJobSpec, labels: dict[str, str]) -> str:
-        from vlmpipe.platforms.vertex.jobs.capacity_fallback import run_with_fallback
-
-        scheduling: Scheduling = {**spec["scheduling"]}
-        settings = {
-            "display_name": name,
-            "project": config.gcp.project,
-            "location": config.gcp.location,
-            "labels": labels,
-            "encryption_spec_key_name": config.gcp.encryption_spec_key_name,
-            "strategy": scheduling.pop("strategy", "STANDARD"),
-            "max_wait_duration": scheduling.pop("max_wait_duration", "86400s"),
-        }
-        return run_with_fallback(settings, {**spec, "scheduling": scheduling})
-
-    def run_step(self, inputs: JobInputs) -> str:
+    def run_job(self, order: JobOrder) -> str:
         from vlmpipe.job_spec.worker_pools import STEP_LABEL
         from vlmpipe.platforms.step_context import stop_as_error
         from vlmpipe.platforms.vertex.jobs.capacity_fallback import run_with_fallback
 
-        settings = {
-            "display_name": inputs.display_name,
-            "project": inputs.project,
-            "location": inputs.location,
-            "labels": inputs.labels,
-            "encryption_spec_key_name": inputs.encryption_spec_key_name,
-            "strategy": inputs.strategy,
-            "max_wait_duration": inputs.max_wait_duration,
-        }
-        restarts = inputs.restart_job_on_worker_restart
-        scheduling: Scheduling = {"timeout": inputs.timeout, "restart_job_on_worker_restart": restarts}
-        with stop_as_error(inputs.labels.get(STEP_LABEL, "train")):
-            return run_with_fallback(settings, {**inputs.spec(), "scheduling": scheduling})
+        with stop_as_error(order.labels.get(STEP_LABEL, "train")):
+            return run_with_fallback(order)
 
     def job_place(self, run_file: Mapping[str, Any]) -> dict[str, str]:
         gcp = run_file.get("gcp") or {}

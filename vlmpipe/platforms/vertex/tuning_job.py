@@ -47,7 +47,7 @@ class TuningJobRequest:
 
     def _job(self, token: str = "") -> api.HyperparameterTuningJob:
         tuning, settings = self.order.tune, job_settings(self.order.config, "train")
-        key = settings.get("encryption_spec_key_name")
+        key = settings.encryption_spec_key_name
         return api.HyperparameterTuningJob(
             display_name=self.order.search_id,
             study_spec=api.StudySpec(
@@ -60,7 +60,7 @@ class TuningJobRequest:
             parallel_trial_count=tuning.parallel_trial_count,
             max_failed_trial_count=tuning.max_failed_trial_count,
             trial_job_spec=parse_job_spec(self.order.trial),
-            labels={**settings["labels"], **({SUBMISSION_LABEL: token} if token else {})},
+            labels={**settings.labels, **({SUBMISSION_LABEL: token} if token else {})},
             encryption_spec=api.EncryptionSpec(kms_key_name=key) if key else None,
         )
 

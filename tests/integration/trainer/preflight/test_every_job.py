@@ -13,7 +13,7 @@ import pytest
 from tests.fakes.cuda import FakeCuda
 from tests.support.paths import ROOT
 from vlmpipe.config.run_config import RunConfig, load_run_file
-from vlmpipe.job_spec.build import JOBS, job_spec, jobs_of, sweep_job_spec
+from vlmpipe.job_spec.build import JOBS, job_spec, jobs_of, sweep_order
 from vlmpipe.trainer.errors import ExitCode, run_main
 from vlmpipe.trainer.preflight import machine
 from vlmpipe.trainer.preflight.bought import VARIABLE
@@ -81,5 +81,5 @@ def test_so_does_a_job_of_another_trainer(job: Any, tmp_path: Path, monkeypatch:
 
 
 def test_so_does_a_job_of_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ended(sweep_job_spec(ours(), str(tmp_path), 0), monkeypatch) == ExitCode.MACHINE
+    assert ended(sweep_order(ours(), str(tmp_path), 0).spec(), monkeypatch) == ExitCode.MACHINE
     assert (tmp_path / "steps").is_dir(), "the sweep's own record says why"

@@ -11,7 +11,7 @@ from tests.support.generated_files import KEYS_PAGE, api_fields, keys_page, run_
 from tests.support.paths import ROOT
 from vlmpipe.config.overrides import apply_overrides, parse_overrides
 from vlmpipe.config.run_config import load_run_file, parse_run_config
-from vlmpipe.job_spec.build import job_settings, job_spec
+from vlmpipe.job_spec.build import job_order
 
 MESSAGES = api_fields()["messages"]
 KEYS = run_file_keys()
@@ -24,9 +24,9 @@ def job_of(overrides: list[str]) -> dict[str, Any]:
     """The CustomJob of the training step, as a tree of the API's messages."""
     base = load_run_file(ROOT / "configs/digits.yaml", BASE).to_dict()
     config = parse_run_config(apply_overrides(base, parse_overrides(overrides)), "digits")
-    settings = job_settings(config, "train")
-    beside_spec = {"labels": settings["labels"], "encryption_spec": settings.get("encryption_spec_key_name", "")}
-    return {"display_name": settings["display_name"], **beside_spec, "job_spec": job_spec(config, "train", "gs://b/r")}
+    order = job_order(config, "train", "gs://b/r")
+    around = {"display_name": order.display_name, "labels": order.labels}
+    return {**around, "encryption_spec": order.encryption_spec_key_name, "job_spec": order.spec()}
 
 
 def values_of(value: Any, kind: str, message: str, name: str) -> Iterator[Any]:

@@ -19,13 +19,13 @@ from tests.support.vertex.search_runs import config as search_config
 from tests.support.vertex.search_runs import opened
 from vlmpipe.cli import app as cli
 from vlmpipe.components.runtime.deploy import deploy_run
-from vlmpipe.components.runtime.jobs_on_targets import run_on_target
-from vlmpipe.config.run_config import load_run_file
+from vlmpipe.components.runtime.jobs_on_targets import run_job_of_run
 from vlmpipe.platforms.find import find
 from vlmpipe.platforms.job_step import run_custom_job
 from vlmpipe.platforms.table import DEFAULT, PLATFORMS, Line, here, platform_of, searching, services
 from vlmpipe.runs import submitted
 from vlmpipe.serving.questions import validation_questions
+from vlmpipe.trainer.config.job import RunPaths
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.storage.records import read_record_file
 
@@ -162,8 +162,10 @@ def test_a_model_is_deployed_there_if_it_answers_as_evaluated(folder: Path, tmp_
 
 
 def test_a_job_of_a_run_and_the_job_of_a_step_are_run_there(folder: Path) -> None:
-    config = load_run_file(CONFIG)
-    assert run_on_target(config, {"scheduling": {}}, "train", "toy") == '{"toy": "digits-train"}'
+    (run := folder / "runs/mine").mkdir(parents=True)
+    paths = RunPaths(run_id="mine", root_uri=str(folder))
+    write_json(run / "run.json", load_run_file(CONFIG).to_run_json(paths))
+    assert run_job_of_run(str(run), "train", "toy") == '{"toy": "digits-train", "pools": 2}'
     pools = CPU["worker_pool_specs"]
     assert run_custom_job("toy", "digits-train", worker_pool_specs=pools) == ('{"toy": "digits-train", "pools": 1}',)
 

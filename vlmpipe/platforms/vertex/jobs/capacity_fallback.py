@@ -14,9 +14,9 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, cast
 
 from google.api_core import exceptions
 from google.auth.exceptions import GoogleAuthError
@@ -27,8 +27,8 @@ from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.config.sections.cluster import MAX_WATCHED_S, RESERVATION, CapacityOption, duration_s
 from vlmpipe.google_cloud.client import Place, job_client, translate_errors
 from vlmpipe.google_cloud.retries import send_patiently
-from vlmpipe.job_spec.build import own_step_fields
-from vlmpipe.job_spec.forms import CustomJobSpec, MachineSpec, Scheduling, WorkerPool
+from vlmpipe.job_spec.forms import MachineSpec, WorkerPool
+from vlmpipe.job_spec.order import JobOrder
 from vlmpipe.job_spec.parse import parse_job_spec
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 from vlmpipe.platforms.jobs.finished_program import FinishedProgram
@@ -54,19 +54,16 @@ NO_CAPACITY = re.compile(
 )
 
 
-def run_with_fallback(settings: Mapping[str, object], job_spec: CustomJobSpec) -> str:
+def run_with_fallback(order: JobOrder) -> str:
     """Run the job on the first option that finds machines; its `gcp_resources`.
 
-    Args:
-        settings: display_name, project, location, labels and encryption_spec_key_name of the job, and the strategy and
-            max_wait_duration of one without fallback.
-        job_spec: the CustomJobSpec without strategy and max_wait_duration, snake_case. Fields that the step has no
-            input for come from the run file in its folder.
+    The order's strategy and max_wait_duration are those of a job without fallback. Fields that the step has no input
+    for come from the run file in its folder.
 
     Raises UserError: UNAVAILABLE when no option found machines, PREEMPTED when cluster.max_spend_usd or the time of
     this step was reached or the job was cancelled, UNEXPECTED when training failed for another reason.
     """
-    fallback = CapacityFallback(settings, job_spec)
+    fallback = CapacityFallback(order)
     with translate_errors(fallback.place, what=WHAT):
         return fallback.run()
 
@@ -76,28 +73,29 @@ class CapacityFallback:
 
     def __init__(
         self,
-        settings: Mapping[str, Any],
-        job_spec: CustomJobSpec,
+        order: JobOrder,
         *,
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.place = Place(settings["project"], settings["location"])
-        self._settings, self._now, self._sleep = settings, now, sleep
+        self.place = Place(order.project, order.location)
+        self._now, self._sleep = now, sleep
         self._until_s = now() + MAX_WATCHED_S
-        self._store = open_storage(job_spec["base_output_directory"]["output_uri_prefix"])
+        self._store = open_storage(order.base_output_directory)
         run = RunSettings.read(self._store)
         cluster = run.cluster
-        step_fields = own_step_fields(cluster.disable_retries, run.gcp.enable_dashboard_access)
-        scheduling = job_spec["scheduling"] | step_fields.get("scheduling", {})
-        self._spec = cast(CustomJobSpec, {**job_spec, **step_fields, "scheduling": scheduling})
-        step = settings["labels"].get(STEP_LABEL, "train")
+        self._job = replace(
+            order,
+            disable_retries=cluster.disable_retries,
+            enable_dashboard_access=run.gcp.enable_dashboard_access,
+        )
+        step = order.labels.get(STEP_LABEL, "train")
         fallback = cluster.capacity_fallback
         self._falls_back = bool(fallback) and step == "train"
         self._file = FILE if self._falls_back else f"vertex_jobs/{step}.json"
         self._program = FinishedProgram(self._store, step, clock=now)
         self._what = "training" if step == "train" else step
-        self._options = fallback if self._falls_back else (_only_option(settings),)
+        self._options = fallback if self._falls_back else (_only_option(order),)
         self._max_spend_usd = cluster.max_spend_usd if self._falls_back else None
         # Trainings of a sweep have no plan of their own, and no options whose prices could differ.
         self._prices = _prices(PlannedRun.read(self._store), step) if self._falls_back else {}
@@ -246,24 +244,25 @@ class CapacityFallback:
         return result
 
     def _request(self, attempt: Attempt, option: CapacityOption) -> api.CustomJob:
-        scheduling: Scheduling = {**self._spec["scheduling"], "strategy": option.scheduling_strategy.upper()}
         # If this step is killed, nothing cancels the job: it ends by its own timeout, and not long after this step.
         left_s = max(0, int(self._until_s - self._now())) + AFTER_S
-        scheduling["timeout"] = f"{min(duration_s(scheduling.get('timeout', '604800s')), left_s)}s"
-        if option.scheduling_strategy == "flex_start":
-            scheduling["max_wait_duration"] = option.wait
-        key = self._settings["encryption_spec_key_name"]
+        job, key = self._job, self._job.encryption_spec_key_name
         suffix = f"-{re.sub('[_@]', '-', option.name)}" if self._falls_back else ""
-        pools = self._spec["worker_pool_specs"]
+        pools = job.worker_pool_specs
         if self._falls_back and not option.reservation:
             pools = [_without_reservation(pool) for pool in pools]
-        spec: CustomJobSpec = {**self._spec, "scheduling": scheduling, "worker_pool_specs": pools}
-        if option.location:
-            spec.pop("tensorboard", None)  # it is one of the run's own region
+        of_option = replace(
+            job,
+            strategy=option.scheduling_strategy.upper(),
+            timeout=f"{min(duration_s(job.timeout), left_s)}s",
+            max_wait_duration=option.wait if option.scheduling_strategy == "flex_start" else "",
+            worker_pool_specs=pools,
+            tensorboard="" if option.location else job.tensorboard,  # it is one of the run's own region
+        )
         return api.CustomJob(
-            display_name=f"{self._settings['display_name']}{suffix}",
-            labels={**run_labels(), **self._settings["labels"], SUBMISSION_LABEL: attempt.token},
-            job_spec=parse_job_spec(spec),
+            display_name=f"{job.display_name}{suffix}",
+            labels={**run_labels(), **job.labels, SUBMISSION_LABEL: attempt.token},
+            job_spec=parse_job_spec(of_option.spec()),
             encryption_spec=api.EncryptionSpec(kms_key_name=key) if key else None,
         )
 
@@ -318,10 +317,10 @@ def _state(job: api.CustomJob) -> str:
     return job.state.name.removeprefix("JOB_STATE_")
 
 
-def _only_option(settings: Mapping[str, Any]) -> CapacityOption:
+def _only_option(order: JobOrder) -> CapacityOption:
     """The strategy of a job without fallback. Only flex_start ends its wait."""
-    strategy = settings["strategy"].lower()
-    wait = settings["max_wait_duration"] if strategy == "flex_start" else "0s"
+    strategy = order.strategy.lower()
+    wait = order.max_wait_duration if strategy == "flex_start" else "0s"
     return CapacityOption(scheduling_strategy=strategy, wait=wait)
 
 
