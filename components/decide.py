@@ -22,7 +22,7 @@ def decide(
     Returns:
         accepted or rejected.
     """
-    from vlmpipe.components.runtime.step_logic import evaluated_confusion, evaluation_metrics
+    from vlmpipe.components.runtime.run_results import evaluated_confusion, evaluation_metrics
     from vlmpipe.platforms.step_context import step_context
     from vlmpipe.registry.release import decide_run
     from vlmpipe.report.build import build_report

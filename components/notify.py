@@ -22,7 +22,7 @@ def notify(
     from urllib.parse import quote
 
     from vlmpipe.components.runtime.folder_lock import leaving_folder
-    from vlmpipe.components.runtime.step_logic import close_run
+    from vlmpipe.components.runtime.run_results import close_run
     from vlmpipe.components.runtime.vertex_experiments import log_run
     from vlmpipe.components.runtime.webhook import send_notification
     from vlmpipe.platforms.step_context import STOPPED_VARIABLE, exit_on_error, step_context

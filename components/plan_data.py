@@ -10,7 +10,7 @@ def plan_data(run_uri: str) -> list[str]:
     Returns:
         One text for each task of the next step; empty where the data is prepared already, or too small to divide.
     """
-    from vlmpipe.components.runtime.step_logic import shares_of
+    from vlmpipe.components.runtime.prepared_data import shares_of
     from vlmpipe.platforms.step_context import step_context
     from vlmpipe.trainer.config.job import JobConfig
     from vlmpipe.trainer.data.prepare.pipeline import plan_chunks

@@ -10,7 +10,7 @@ def prepare_chunks(share: str) -> int:
     Returns:
         How many chunks were prepared.
     """
-    from vlmpipe.components.runtime.step_logic import read_share
+    from vlmpipe.components.runtime.prepared_data import read_share
     from vlmpipe.platforms.step_context import step_context
     from vlmpipe.trainer.config.job import JobConfig
     from vlmpipe.trainer.data.prepare.pipeline import prepare_share

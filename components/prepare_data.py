@@ -18,7 +18,7 @@ def prepare_data(
         prepared_uri: Where the prepared data lie.
         features: encode when images have no cached features yet, reuse when all have, off without a cache.
     """
-    from vlmpipe.components.runtime.step_logic import prepare_run
+    from vlmpipe.components.runtime.prepared_data import prepare_run
     from vlmpipe.platforms.step_context import step_context
     from vlmpipe.trainer.config.job import JobConfig
 

@@ -8,7 +8,7 @@ def reuse_features(run_uri: str, features: str) -> str:
         run_uri: The run's folder.
         features: reuse (all images have features) or off (no cache).
     """
-    from vlmpipe.components.runtime.step_logic import why_nothing_is_encoded
+    from vlmpipe.components.runtime.prepared_data import why_nothing_is_encoded
     from vlmpipe.platforms.step_context import step_context
 
     with step_context(run_uri, "cache-features") as progress:

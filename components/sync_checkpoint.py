@@ -18,7 +18,7 @@ def sync_checkpoint(
     from vlmpipe.platforms.step_context import step_context
 
     with step_context(run_uri, "sync-checkpoint") as progress:
-        from vlmpipe.components.runtime.step_logic import job_metrics, sync_model
+        from vlmpipe.components.runtime.run_results import job_metrics, sync_model
         from vlmpipe.registry.release import point_to_champion
         from vlmpipe.report.build import build_report
         from vlmpipe.trainer.config.job import JobConfig

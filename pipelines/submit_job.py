@@ -11,8 +11,8 @@ from pathlib import Path
 
 from vlmpipe.catalog.machines import load_catalog
 from vlmpipe.components.runtime.parameters import compiled_settings
+from vlmpipe.components.runtime.prepared_data import point_to_features
 from vlmpipe.components.runtime.resolve import resolve
-from vlmpipe.components.runtime.step_logic import point_to_features
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.sections.labels import require_labels
 from vlmpipe.job_spec.build import job_settings, job_spec

@@ -176,7 +176,7 @@ class _Steps:
 
     def sweep(self, sweep: SweepConfig, run_uri: PipelineChannel, target: str) -> None:
         """The steps from the variants' data to their comparison. One item of a loop goes to each input of its steps:
-        see `vlmpipe.components.runtime.step_logic.shares_of`."""
+        see `vlmpipe.components.runtime.prepared_data.shares_of`."""
         opened = self.add(open_sweep, run_uri=run_uri)
         with dsl.ParallelFor(opened.output, name=self.named("preparations"), parallelism=sweep.parallelism) as of_data:
             prepared = self.add(prepare_variant, name="prepare-data", run_uri=of_data)

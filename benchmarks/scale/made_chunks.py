@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.accounting.coverage import COVERAGE
-from vlmpipe.trainer.data.chat.make import make_chat
+from vlmpipe.trainer.data.chat.run_chat import make_chat
 from vlmpipe.trainer.data.near_duplicates import table as signatures
 from vlmpipe.trainer.data.prepare.chunks import chunk as files
 from vlmpipe.trainer.data.prepare.chunks.merge import Part

@@ -10,7 +10,7 @@ def collect_features(run_uri: str, gcp_resources: str, metrics: Output[Metrics])
         run_uri: The run's folder, which is also the output.
         gcp_resources: Output of the job step; taking it makes this step wait for the job.
     """
-    from vlmpipe.components.runtime.step_logic import job_metrics
+    from vlmpipe.components.runtime.run_results import job_metrics
     from vlmpipe.platforms.step_context import exit_on_error
 
     with exit_on_error():

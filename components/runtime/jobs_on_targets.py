@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import get_args
 
+from vlmpipe.components.runtime.prepared_data import why_nothing_is_encoded
 from vlmpipe.components.runtime.replay_steps import choose_for_run, why_nothing_is_answered
-from vlmpipe.components.runtime.step_logic import why_nothing_is_encoded
 from vlmpipe.config.run_settings import run_config_of
 from vlmpipe.job_spec.build import Job, job_order, jobs_of
 from vlmpipe.platforms.table import PLATFORMS, platform_of

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from vlmpipe.components.runtime.curve_check import require_curve
-from vlmpipe.components.runtime.step_logic import features_address, point_to_features, prepare_run
+from vlmpipe.components.runtime.prepared_data import features_address, point_to_features, prepare_run
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.config.run_settings import earlier_run_file, run_config_of
 from vlmpipe.config.sections.stages import naming_stage

@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 
-from vlmpipe.components.runtime.step_logic import RESULT_OF, job_metrics
+from vlmpipe.components.runtime.run_results import RESULT_OF, job_metrics
 from vlmpipe.config.run_settings import RunSettings
 from vlmpipe.config.sections.gcp import GcpConfig
 from vlmpipe.google_cloud.client import Place, credentials_for, endpoint, translate_errors

@@ -73,7 +73,7 @@ def _local_validator(config: RunConfig, data: DataConfig) -> SampleValidator | N
     if tokenizer.startswith(TRAINED_PREFIX) or elsewhere:
         return None
     from vlmpipe.trainer.config.job import JobConfig, RunPaths
-    from vlmpipe.trainer.data.chat.make import make_chat
+    from vlmpipe.trainer.data.chat.run_chat import make_chat
     from vlmpipe.trainer.data.prepare.validation.validate_sample import SampleValidator
 
     job = JobConfig.model_validate(config.to_run_json(RunPaths(run_id="check", root_uri="check")))

@@ -26,7 +26,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from tests.support.paths import ROOT
 from tests.support.short_form import WHOLE
 from tests.support.wheel import run_installed, shadowing_packages, shared_install
-from vlmpipe.components.runtime.step_logic import close_run
+from vlmpipe.components.runtime.run_results import close_run
 from vlmpipe.runs.folders.file_check import check_files
 from vlmpipe.trainer.config.model import IMAGE_TOKEN
 from vlmpipe.trainer.data.sample import Turn

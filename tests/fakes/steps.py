@@ -38,7 +38,7 @@ def prepare_data(run_uri: str, metrics: Output[Metrics]) -> NamedTuple(
 def plan_data(run_uri: str) -> list[str]:
     import os
 
-    from vlmpipe.components.runtime.step_logic import shares_of
+    from vlmpipe.components.runtime.prepared_data import shares_of
 
     with open(os.environ["TEST_TRACE"], "a", encoding="utf-8") as trace:
         trace.write("plan-data\n")
@@ -48,7 +48,7 @@ def plan_data(run_uri: str) -> list[str]:
 def prepare_chunks(share: str) -> int:
     import os
 
-    from vlmpipe.components.runtime.step_logic import read_share
+    from vlmpipe.components.runtime.prepared_data import read_share
 
     task, tasks, _, run_uri = read_share(share)
     with open(os.environ["TEST_TRACE"], "a", encoding="utf-8") as trace:

@@ -47,7 +47,7 @@ def test_a_light_module_loads_nothing_heavy(module: str, heavy: set[str]) -> Non
 
 PREPARES = """
 import json, sys
-from vlmpipe.components.runtime.step_logic import prepare_run
+from vlmpipe.components.runtime.prepared_data import prepare_run
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.progress import Progress
 

@@ -41,6 +41,10 @@ LAWS_OF_A_FOLDER = {
 
 ASKED_FOR = re.compile(r"\b(tests\.([a-z_0-9]+\.)*test_|benchmarks\b)")
 MODULES_A_ROOM = 15  # the most that one finds the way among
+# Names that say nothing of a module's subject. base is the one Protocol or section type that a room's others extend.
+NAMES_WITHOUT_A_SUBJECT = {
+    "utils", "util", "common", "misc", "helpers", "helper", "parts", "stored", "examine", "make", "step_logic", "kept",
+}  # fmt: skip
 MAX_LINES = 400  # of a file; a longer one has a second subject that can move out
 # KFP makes a step of the source of its function, so that a step that takes them lists them again; tests compare both.
 LISTS = {
@@ -112,6 +116,12 @@ def test_no_room_holds_more_than_fifteen_modules() -> None:
     counts = {room.relative_to(ROOT): sum(1 for path in room.glob("*.py") if path.stem != "__init__") for room in rooms}
     assert len(counts) > 50
     assert {room: count for room, count in counts.items() if count > MODULES_A_ROOM} == {}
+
+
+def test_every_module_is_named_by_its_subject() -> None:
+    paths = [path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).resolve().rglob("*.py")]
+    assert {path for path in paths if NAMES_WITHOUT_A_SUBJECT & {*path.parts, path.stem}} == set()
+    assert {path for path in paths if "base" in path.parts} == set(), "a module of a room, not a room"
 
 
 def test_no_room_has_the_name_of_a_function_of_the_python_api() -> None:

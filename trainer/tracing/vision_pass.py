@@ -20,9 +20,9 @@ from transformers.initialization import no_init_weights
 
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.models.hf.encoder import layers_of
-from vlmpipe.trainer.models.hf.examine import fewer_tower_layers
 from vlmpipe.trainer.models.hf.family import HfFamily
 from vlmpipe.trainer.models.hf.model import HfVLM
+from vlmpipe.trainer.models.hf.trainability import fewer_tower_layers
 from vlmpipe.trainer.models.hf_native.pretrained import part_config
 from vlmpipe.trainer.models.layers.deferred_weights import parameters_on_meta
 from vlmpipe.trainer.models.layers.freeze import part_of

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.data.accounting.coverage import Coverage
-from vlmpipe.trainer.data.chat.make import make_chat
+from vlmpipe.trainer.data.chat.run_chat import make_chat
 from vlmpipe.trainer.data.prepare.validation.deduplicate import NEW
 from vlmpipe.trainer.data.prepare.validation.final_ids import final_entry
 from vlmpipe.trainer.data.prepare.validation.validate_sample import Accepted, SampleValidator

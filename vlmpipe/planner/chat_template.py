@@ -27,8 +27,8 @@ def prove_chat_template(model: ModelConfig, data: DataConfig) -> Proof | None:
         pretrained_tokenizer(tokenizer, model.tokenizer_source.revision)
     if name == OWN_FORMAT or in_bucket(name) or not is_here(model, tokenizer):
         return None
-    from vlmpipe.trainer.data.chat.make import make_chat  # imports transformers
     from vlmpipe.trainer.data.chat.proof import prove
+    from vlmpipe.trainer.data.chat.run_chat import make_chat  # imports transformers
 
     return prove(make_chat(model, data, ()))
 

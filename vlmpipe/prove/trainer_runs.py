@@ -120,7 +120,7 @@ class LocalTrainer:
         return self._train(run, paths.run_uri, start.stop_after_step)
 
     def export(self, ended: Ended) -> Path:
-        from vlmpipe.components.runtime.step_logic import sync_model
+        from vlmpipe.components.runtime.run_results import sync_model
 
         sync_model(JobConfig.load(f"{ended.run_uri}/run.json"))
         return Path(ended.run_uri, "export")

@@ -11,7 +11,7 @@ from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.comparison.curve.write import write_curve
 from vlmpipe.components.runtime.parameters import compiled_settings
 from vlmpipe.components.runtime.resolve import resolve
-from vlmpipe.components.runtime.step_logic import close_run
+from vlmpipe.components.runtime.run_results import close_run
 from vlmpipe.components.runtime.sweep_steps import (
     encode_features,
     open_jobs,

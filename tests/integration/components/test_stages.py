@@ -12,8 +12,8 @@ from tests.support.trainer.runs import metrics, summary, train_runs
 from tests.support.trainer.tiny_native import model_section
 from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.components.runtime.parameters import compiled_settings
+from vlmpipe.components.runtime.prepared_data import prepare_run
 from vlmpipe.components.runtime.resolve import resolve
-from vlmpipe.components.runtime.step_logic import prepare_run
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.config.job import JobConfig

@@ -76,7 +76,7 @@ def test_a_run_is_logged_with_its_settings_and_results_and_again_only_once(asked
 def test_the_exit_handler_logs_and_a_failure_to_log_fails_nothing(
     asked: FakeVertex, bucket: FakeGcs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vlmpipe.components.runtime.step_logic.close_run", lambda run_uri, state: "report written")
+    monkeypatch.setattr("vlmpipe.components.runtime.run_results.close_run", lambda run_uri, state: "report written")
     status = PipelineTaskFinalStatus("CANCELLED", RUN, "run", 1, "cancelled")
     for fault, said in ((None, "logged as"), (Fault("status", "GET", code=403), "warning: NOT logged")):
         asked.faults = [fault] if fault else []

@@ -51,7 +51,8 @@ def config(tmp_path: Path) -> RunConfig:
 @pytest.fixture(scope="module")
 def step_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A Python that has what kfp.local's steps import, for tests of the graph. Tests of the program start real ones."""
-    modules = ("kfp.dsl.executor_main", "vlmpipe.components.runtime.resolve", "vlmpipe.components.runtime.step_logic",
+    modules = ("kfp.dsl.executor_main", "vlmpipe.components.runtime.resolve",
+               "vlmpipe.components.runtime.prepared_data", "vlmpipe.components.runtime.run_results",
                "vlmpipe.job_spec.parse", "vlmpipe.report.build", "vlmpipe.trainer.storage.export_manifest")  # fmt: skip
     with python_with(tmp_path_factory.mktemp("steps") / "server", *modules) as command:
         yield shlex.join(command)

@@ -16,7 +16,7 @@ from tests.support.data.prepared import conversation, llava_folder, record, writ
 from tests.support.paths import ROOT
 from tests.support.trainer.runs import run_ranks, train_runs
 from tests.support.trainer.tiny_runs import TINY, merged
-from vlmpipe.components.runtime.step_logic import prepare_run
+from vlmpipe.components.runtime.prepared_data import prepare_run
 from vlmpipe.registry.folder import FolderRegistry
 from vlmpipe.registry.release import decide_run, point_to_champion, register_run
 from vlmpipe.trainer.checkpoint.sync import sync_run

@@ -24,8 +24,8 @@ from tests.support.short_form import WHOLE, chosen
 from tests.support.trainer.runs import ends_of_ranks
 from tests.support.trainer.tiny_runs import TINY, merged
 from vlmpipe.components.runtime.parameters import compiled_settings
+from vlmpipe.components.runtime.prepared_data import prepare_run
 from vlmpipe.components.runtime.resolve import resolve
-from vlmpipe.components.runtime.step_logic import prepare_run
 from vlmpipe.config.run_config import RunConfig, parse_run_config
 from vlmpipe.pipelines.check import check_run
 from vlmpipe.pipelines.submit import submit_run

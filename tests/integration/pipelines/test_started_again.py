@@ -19,7 +19,7 @@ from vlmpipe.planner.plan import plan_run
 AGAIN = """
 import json, sys
 from pathlib import Path
-from vlmpipe.components.runtime.step_logic import prepare_run
+from vlmpipe.components.runtime.prepared_data import prepare_run
 from vlmpipe.config.run_config import RunConfig
 from vlmpipe.planner.plan import plan_run
 from vlmpipe.trainer.config.job import JobConfig

@@ -17,7 +17,7 @@ from tests.fakes.vertex.server import FakeVertex, Fault
 from tests.support.pipelines.job_specs import CLUSTER
 from tests.support.trainer.tiny_runs import TINY, merged
 from tests.support.vertex.submit_runs import CHEAP, CONFIG, MINE, Submit
-from vlmpipe.components.runtime.step_logic import prepare_run
+from vlmpipe.components.runtime.prepared_data import prepare_run
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.job_spec.build import job_spec
 from vlmpipe.job_spec.parse import parse_job_spec

@@ -15,7 +15,7 @@ from tests.support.data.prepared import (
 )
 from tests.support.trainer.chat_templates import PLAIN, with_template
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.data.chat.make import make_chat
+from vlmpipe.trainer.data.chat.run_chat import make_chat
 from vlmpipe.trainer.data.prepare.validation.final_ids import Entry
 from vlmpipe.trainer.data.prepare.validation.validate_sample import SampleValidator
 from vlmpipe.trainer.data.sample import Sample, Turn

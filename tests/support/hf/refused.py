@@ -15,7 +15,7 @@ from tests.support.hf.kinds import EXPERTS, GLM, KINDS, LAYERS, PATCHES, SQUARE,
 from tests.support.hf.publish import config_of, model_section, tokenizer_for
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.models.hf.examine import require_trainable
+from vlmpipe.trainer.models.hf.trainability import require_trainable
 
 TILES = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}

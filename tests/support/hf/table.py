@@ -22,8 +22,8 @@ from tests.support.paths import ROOT
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.hf.encoder import encoder_of, has_merger
-from vlmpipe.trainer.models.hf.examine import examine, require_trainable
 from vlmpipe.trainer.models.hf.family import HfFamily
+from vlmpipe.trainer.models.hf.trainability import examine, require_trainable
 from vlmpipe.trainer.models.image_tokens import image_form_of
 from vlmpipe.trainer.strategies.tensor_parallel.plan import require_shardable
 

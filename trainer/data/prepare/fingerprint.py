@@ -9,7 +9,7 @@ from typing import Any
 
 from vlmpipe.trainer.config.data import OWN_FORMAT, DataConfig
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.data.chat.make import format_identity
+from vlmpipe.trainer.data.chat.run_chat import format_identity
 from vlmpipe.trainer.data.exclusions.exclusion_file import read_exclusions
 from vlmpipe.trainer.data.prefixes.sharing import stores_prefixes
 from vlmpipe.trainer.data.replay.place import with_located_data

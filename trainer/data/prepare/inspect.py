@@ -8,7 +8,7 @@ from itertools import chain, groupby, islice
 
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.chat.encode import IGNORED, Chat, Encoded
-from vlmpipe.trainer.data.chat.make import make_chat
+from vlmpipe.trainer.data.chat.run_chat import make_chat
 from vlmpipe.trainer.data.exclusions.exclusion_file import read_exclusions
 from vlmpipe.trainer.data.prepare.fingerprint import find_prepared
 from vlmpipe.trainer.data.prepare.validation.deduplicate import NEW

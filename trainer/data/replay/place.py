@@ -12,7 +12,7 @@ from pathlib import Path
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.config.weights.origin import WeightsConfig
-from vlmpipe.trainer.data.chat.make import format_identity
+from vlmpipe.trainer.data.chat.run_chat import format_identity
 from vlmpipe.trainer.data.exclusions.exclusion_file import read_exclusions
 from vlmpipe.trainer.data.fetching.folder import with_fetched_folder
 from vlmpipe.trainer.data.replay.start_data import StartData

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.data.chat.make import make_chat
+from vlmpipe.trainer.data.chat.run_chat import make_chat
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.evaluation.answer import AnsweringModel
 from vlmpipe.trainer.evaluation.baseline.start_model import load_start

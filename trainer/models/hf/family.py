@@ -42,7 +42,7 @@ from vlmpipe.trainer.models.hf.encoder import (
     names_from_end,
     without_mergers,
 )
-from vlmpipe.trainer.models.hf.examine import examine, require_trainable
+from vlmpipe.trainer.models.hf.encoder_output import StoredOutput, encoder_output
 from vlmpipe.trainer.models.hf.flops import counted_flops
 from vlmpipe.trainer.models.hf.grids import (
     SPLIT_TYPES,
@@ -55,7 +55,7 @@ from vlmpipe.trainer.models.hf.grids import (
 )
 from vlmpipe.trainer.models.hf.model import HfVLM
 from vlmpipe.trainer.models.hf.processor import BLANK, PublishedImages, Tensors, kind_of, published_images
-from vlmpipe.trainer.models.hf.stored import StoredOutput, encoder_output
+from vlmpipe.trainer.models.hf.trainability import examine, require_trainable
 from vlmpipe.trainer.models.hf.vision_attention import use_few_launches
 from vlmpipe.trainer.models.hf_native.family import TransformersFamily
 from vlmpipe.trainer.models.hf_native.pretrained import part_config, pretrained_config, weights_description

@@ -20,10 +20,10 @@ from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.attention.merged_parts import image_blocks
 from vlmpipe.trainer.models.attention.varlen import no_mask, takes_samples
 from vlmpipe.trainer.models.hf.encoder import encoder_of, mergers_of, round_features, without_mergers
+from vlmpipe.trainer.models.hf.encoder_output import PROJECTED_OUTPUTS, StoredEncoder, StoredOutput, projected_features
 from vlmpipe.trainer.models.hf.grids import project, tower_output
 from vlmpipe.trainer.models.hf.packed_samples import PackedSamples, separate_samples
 from vlmpipe.trainer.models.hf.processor import BLANK, FEATURES, PIXEL_SHAPE, TYPES, PublishedImages, Tensors
-from vlmpipe.trainer.models.hf.stored import PROJECTED_OUTPUTS, StoredEncoder, StoredOutput, projected_features
 from vlmpipe.trainer.models.hf.vision_attention import sizes_of, use_few_launches
 from vlmpipe.trainer.models.image_inputs import Grid, NamedImages
 from vlmpipe.trainer.models.layers.freeze import part_of, trains

@@ -15,8 +15,9 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from tests.support.paths import ROOT
 from tests.support.trainer.external_runs import ExternalRun, lose_machine, wait_for_step
+from vlmpipe.components.runtime.prepared_data import prepare_run
 from vlmpipe.components.runtime.resolve import open_run_folder
-from vlmpipe.components.runtime.step_logic import prepare_run, sync_model
+from vlmpipe.components.runtime.run_results import sync_model
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.job_spec.worker_pools import STEP_LABEL
 from vlmpipe.platforms.local.jobs.job import run_job

@@ -12,7 +12,7 @@ from transformers import AutoModelForImageTextToText
 from tests.support.trainer.checkpoints import record
 from tests.support.trainer.external_runs import external_run
 from tests.support.trainer.runs import make_run, run_ranks
-from vlmpipe.components.runtime.step_logic import sync_model
+from vlmpipe.components.runtime.run_results import sync_model
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.errors import ConfigError, ExitCode, UserError
 from vlmpipe.trainer.external.base_model import write_base_model

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
+from vlmpipe.components.runtime.prepared_data import prepare_run
 from vlmpipe.components.runtime.resolve import open_run_folder
-from vlmpipe.components.runtime.step_logic import prepare_run
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.export.export import export_data

@@ -22,10 +22,10 @@ from tests.support.paths import ROOT
 from tests.support.short_form import chosen
 from tests.support.trainer.native_models import picture
 from vlmpipe.trainer.config.data import DataConfig
-from vlmpipe.trainer.data.chat.make import make_chat
+from vlmpipe.trainer.data.chat.run_chat import make_chat
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.attention import mixers, varlen
-from vlmpipe.trainer.models.hf import examine
+from vlmpipe.trainer.models.hf import trainability
 from vlmpipe.trainer.models.hf.processor import PublishedImages
 from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.image_tokens import image_form_of
@@ -220,7 +220,7 @@ def test_a_type_with_weights_that_learn_otherwise_is_trained_with_these_frozen(t
     """As the refusal advises."""
     error = refusal("glm5_next", tmp_path)
     patterns = ast.literal_eval(error.fix.partition(" to ")[2])
-    examine.require_trainable(config_of(tmp_path, freeze_parameters=patterns), pack=False, cached=False)
+    trainability.require_trainable(config_of(tmp_path, freeze_parameters=patterns), pack=False, cached=False)
 
 
 def test_a_template_without_what_the_processor_puts_before_each_text_is_refused(
@@ -253,34 +253,34 @@ def test_a_projector_of_any_name_is_what_is_neither_encoder_nor_language_model(
     """And a language model of an unknown name is refused: it would train as a projector."""
     config = config_of(published("internvl"))
     monkeypatch.setattr("vlmpipe.trainer.models.layers.freeze.PROJECTOR_NAMES", ())
-    examine._examine.cache_clear()
-    examine.require_trainable(config, pack=True, cached=False)
+    trainability._examine.cache_clear()
+    trainability.require_trainable(config, pack=True, cached=False)
     monkeypatch.setattr("vlmpipe.trainer.models.layers.freeze.LANGUAGE_NAMES", ("lm_head.",))
-    examine._examine.cache_clear()
+    trainability._examine.cache_clear()
     with pytest.raises(ConfigError, match=r"language_model\S+ of a internvl model has no name .* its language model"):
-        examine.require_trainable(config, pack=True, cached=False)
-    examine._examine.cache_clear()
+        trainability.require_trainable(config, pack=True, cached=False)
+    trainability._examine.cache_clear()
 
 
 def test_a_model_that_multiplies_in_bf16_alone_is_examined_in_it(
     published: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Llama 4's experts; there, too, samples that see each other are told from those that do not."""
-    config, plain = config_of(published("internvl")), examine.HfVLM.hidden_states
+    config, plain = config_of(published("internvl")), trainability.HfVLM.hidden_states
 
     def in_bf16(self: Any, *args: Any, **named: Any) -> Any:
         if next(self.parameters()).dtype != torch.bfloat16:
             raise RuntimeError("expected m1 and m2 to have the same dtype, but got: float != c10::BFloat16")
         return plain(self, *args, **named)
 
-    monkeypatch.setattr(examine.HfVLM, "hidden_states", in_bf16)
-    examine._examine.cache_clear()
-    examine.require_trainable(config, pack=True, cached=False)
+    monkeypatch.setattr(trainability.HfVLM, "hidden_states", in_bf16)
+    trainability._examine.cache_clear()
+    trainability.require_trainable(config, pack=True, cached=False)
     monkeypatch.setattr("vlmpipe.trainer.models.hf.packed_samples.block_diagonal_mask", lambda *_: {})
-    examine._examine.cache_clear()
+    trainability._examine.cache_clear()
     with pytest.raises(ConfigError, match="samples in one sequence see each other"):
-        examine.require_trainable(config, pack=True, cached=False)
-    examine._examine.cache_clear()
+        trainability.require_trainable(config, pack=True, cached=False)
+    trainability._examine.cache_clear()
 
 
 @pytest.mark.parametrize("model_type", REFUSALS)
@@ -342,7 +342,7 @@ def test_the_docs_count_the_types_that_train() -> None:
 @pytest.mark.parametrize("model_type", [name for name in PREFIX if name in INSTALLED])
 def test_a_type_that_shows_answers_is_refused(model_type: str, published: Callable[[str], Path]) -> None:
     with pytest.raises(ConfigError, match="answers would be visible"):
-        examine.require_trainable(config_of(published(model_type)), pack=True, cached=False)
+        trainability.require_trainable(config_of(published(model_type)), pack=True, cached=False)
 
 
 def test_a_type_whose_mixers_are_not_known_is_refused_in_packed_sequences(
@@ -350,20 +350,20 @@ def test_a_type_whose_mixers_are_not_known_is_refused_in_packed_sequences(
 ) -> None:
     monkeypatch.setattr(mixers, "MIXERS", {})
     monkeypatch.setattr(varlen, "MIXERS", {})
-    examine._examine.cache_clear()
+    trainability._examine.cache_clear()
     config = config_of(published("qwen3_5"))
     with pytest.raises(
         ConfigError, match=r"see each other \(its layers are full_attention, linear_attention\)"
     ) as raised:
-        examine.require_trainable(config, pack=True, cached=False)
+        trainability.require_trainable(config, pack=True, cached=False)
     assert raised.value.fix == "set data.pack to false"
-    examine.require_trainable(config, pack=False, cached=False)
-    examine._examine.cache_clear()
+    trainability.require_trainable(config, pack=False, cached=False)
+    trainability._examine.cache_clear()
 
 
 @pytest.mark.parametrize("model_type", [name for name in TYPES if name not in PREFIX])
 def test_a_type_that_keeps_samples_apart_passes(model_type: str, published: Callable[[str], Path]) -> None:
-    found = examine.examine(config_of(published(model_type)))
+    found = trainability.examine(config_of(published(model_type)))
     assert found.keeps_apart and found.is_causal and found.has_plain_head
 
 
@@ -373,7 +373,7 @@ def test_the_examination_finds_samples_that_see_each_other(
     """Under the library's masks, without what keeps samples apart in them."""
     monkeypatch.setattr("vlmpipe.trainer.models.hf.model.HfVLM._masks_of_blocks", lambda *_: None)
     monkeypatch.setattr("vlmpipe.trainer.models.hf.packed_samples._both", lambda mask, seen: mask)
-    examine._examine.cache_clear()
-    found = examine.examine(config_of(published("gemma3")))
-    examine._examine.cache_clear()
+    trainability._examine.cache_clear()
+    found = trainability.examine(config_of(published("gemma3")))
+    trainability._examine.cache_clear()
     assert not found.keeps_apart and found.is_causal

@@ -24,7 +24,7 @@ from vlmpipe.trainer.checkpoint.export.settings_files import save_settings
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.model import GRID_TYPES, ModelConfig
 from vlmpipe.trainer.data.chat.encode import Chat
-from vlmpipe.trainer.data.chat.make import make_chat
+from vlmpipe.trainer.data.chat.run_chat import make_chat
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.image_tokens import image_form_of

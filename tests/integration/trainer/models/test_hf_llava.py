@@ -16,7 +16,7 @@ from tests.support.hf.samples import SAMPLES, gradients_of, ids_of, inputs_of
 from tests.support.trainer.native_models import picture
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.model import ModelConfig
-from vlmpipe.trainer.data.chat.make import make_chat
+from vlmpipe.trainer.data.chat.run_chat import make_chat
 from vlmpipe.trainer.models.image_inputs import NamedImages
 from vlmpipe.trainer.models.image_processor import image_preparer
 from vlmpipe.trainer.models.registry import family_of

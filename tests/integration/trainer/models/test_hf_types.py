@@ -19,7 +19,7 @@ from tests.support.trainer.runs import losses, make_run, run_ranks, summary, tra
 from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.models.hf.examine import require_trainable
+from vlmpipe.trainer.models.hf.trainability import require_trainable
 from vlmpipe.trainer.storage import open_storage
 from vlmpipe.trainer.strategies.context_parallel import require_context_parallel
 from vlmpipe.trainer.strategies.pipeline_parallel.requirement import require_stages

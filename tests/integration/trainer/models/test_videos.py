@@ -23,7 +23,7 @@ from vlmpipe.trainer.audit.audit import AuditRequest, audit
 from vlmpipe.trainer.audit.repeated_images import flag
 from vlmpipe.trainer.checkpoint.sync import sync_run
 from vlmpipe.trainer.config.model import GRID_FAMILIES
-from vlmpipe.trainer.data.chat.make import make_chat
+from vlmpipe.trainer.data.chat.run_chat import make_chat
 from vlmpipe.trainer.data.export.export import export_data
 from vlmpipe.trainer.data.prepare.inspect import pieces_of
 from vlmpipe.trainer.data.prepare.validation.final_ids import final_entry

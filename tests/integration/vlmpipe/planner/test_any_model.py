@@ -16,7 +16,7 @@ from vlmpipe.planner.model_architecture import architecture
 from vlmpipe.planner.time.feature_cache import feature_bytes
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.attention import mixers, varlen
-from vlmpipe.trainer.models.hf import examine
+from vlmpipe.trainer.models.hf import trainability
 from vlmpipe.trainer.models.registry import family_of
 from vlmpipe.trainer.tracing.fake_inputs import SequenceShape, inputs_of, tensors_of
 
@@ -66,13 +66,13 @@ def test_a_type_whose_mixers_are_not_known_is_refused_in_check_and_planned_unpac
 ) -> None:
     monkeypatch.setattr(mixers, "MIXERS", {})
     monkeypatch.setattr(varlen, "MIXERS", {})
-    examine._examine.cache_clear()
+    trainability._examine.cache_clear()
     folder = publish("qwen3_5", tmp_path / "model")
     with pytest.raises(ConfigError, match=r"lets samples in one sequence see each other") as raised:
         architecture(config_of(folder))
     assert raised.value.fix == "set data.pack to false"
     assert architecture(config_of(folder, data__pack=False)).shape.total_parameters > 0
-    examine._examine.cache_clear()
+    trainability._examine.cache_clear()
 
 
 def test_a_hybrid_model_is_planned_packed(tmp_path: Path) -> None:

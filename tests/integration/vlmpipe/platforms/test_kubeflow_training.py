@@ -21,7 +21,7 @@ from tests.fakes.kubernetes.api import FakeKubernetes
 from tests.support.paths import ROOT
 from tests.support.pipelines.kubeflow_steps import IMAGE, inputs, run_folder, start_step, step_record
 from tests.support.trainer.runs import make_run, metrics
-from vlmpipe.components.runtime.step_logic import job_metrics
+from vlmpipe.components.runtime.run_results import job_metrics
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.pipelines.compile import compile_pipeline
 from vlmpipe.trainer.errors import ExitCode

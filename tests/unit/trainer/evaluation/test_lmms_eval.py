@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.paths import ROOT
-from vlmpipe.components.runtime.step_logic import job_metrics
+from vlmpipe.components.runtime.run_results import job_metrics
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
 from vlmpipe.trainer.config.lmms_eval import LmmsEvalConfig

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from vlmpipe.components.runtime import step_logic as steps
+from vlmpipe.components.runtime.run_results import close_run, job_metrics
 from vlmpipe.platforms.step_context import STOPPED_VARIABLE, exit_on_error, step_context
 from vlmpipe.trainer.config.job import run_uri_of
 from vlmpipe.trainer.errors import ConfigError, DataError
@@ -89,9 +89,9 @@ def test_metrics_of_a_job_are_its_plain_numbers(tmp_path: Path) -> None:
     summary = {"steps": 3, "final_loss": 0.5, "resumed_from_step": None, "strategy": "ddp", "flag": True, "v": {"a": 1}}
     summary["perplexity"] = math.inf
     (tmp_path / "summary.json").write_text(json.dumps(summary))
-    assert steps.job_metrics(str(tmp_path), "train") == {"steps": 3, "final_loss": 0.5}
+    assert job_metrics(str(tmp_path), "train") == {"steps": 3, "final_loss": 0.5}
 
 
 def test_a_run_whose_run_file_was_refused_is_closed_without_a_report(tmp_path: Path) -> None:
-    assert "there is no report" in steps.close_run(str(tmp_path), "failed")
+    assert "there is no report" in close_run(str(tmp_path), "failed")
     assert not (tmp_path / "report.html").exists()

@@ -20,6 +20,7 @@ from tests.support.vertex.search_runs import opened
 from vlmpipe.cli import app as cli
 from vlmpipe.components.runtime.deploy import deploy_run
 from vlmpipe.components.runtime.jobs_on_targets import run_job_of_run
+from vlmpipe.config.run_config import load_run_file
 from vlmpipe.platforms.find import find
 from vlmpipe.platforms.job_step import run_custom_job
 from vlmpipe.platforms.table import DEFAULT, PLATFORMS, Line, here, platform_of, searching, services

@@ -24,7 +24,7 @@ from vlmpipe.pipelines.check import check_run
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.model import IMAGE_TOKEN, ModelConfig
 from vlmpipe.trainer.data.chat.encode import Chat
-from vlmpipe.trainer.data.chat.make import make_chat
+from vlmpipe.trainer.data.chat.run_chat import make_chat
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.tokenize import CONTROL_TOKEN, make_tokenizer
 from vlmpipe.trainer.errors import ConfigError

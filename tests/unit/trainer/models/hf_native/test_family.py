@@ -14,8 +14,8 @@ from tests.support.trainer.tiny_native import CONFIGS, model_section
 from vlmpipe.trainer.checkpoint.export.settings_files import save_settings
 from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.model import IMAGE_PAD, IMAGE_TOKEN, ModelConfig
-from vlmpipe.trainer.data.chat.make import make_chat
 from vlmpipe.trainer.data.chat.messages import messages_of
+from vlmpipe.trainer.data.chat.run_chat import make_chat
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.tokenize import control_tokens
 from vlmpipe.trainer.models.image_tokens import image_form_of, image_tokens_of

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.data.chunks import RECORDS, ChunkedSet, fixed_tokenizer, progress_of
 from tests.support.data.index import index_rows
 from tests.support.data.prepared import conversation, png, prepared_files, record, run_prepare
-from vlmpipe.components.runtime.step_logic import prepare_run
+from vlmpipe.components.runtime.prepared_data import prepare_run
 from vlmpipe.trainer.config.job import JobConfig
 from vlmpipe.trainer.data.prepare.chunks import chunk as chunk_module
 from vlmpipe.trainer.data.prepare.chunks import prepare as prepare_module

@@ -23,7 +23,7 @@ from tests.support.data.prepared import (
 )
 from tests.support.trainer.chat_templates import WITH_TOOLS, with_template
 from vlmpipe.trainer.data.chat.layout import ChatTemplate
-from vlmpipe.trainer.data.chat.make import make_chat
+from vlmpipe.trainer.data.chat.run_chat import make_chat
 from vlmpipe.trainer.data.prepare.validation.final_ids import Entry
 from vlmpipe.trainer.data.prepare.validation.validate_sample import Accepted, SampleValidator
 from vlmpipe.trainer.data.rejects import Reject, RejectCode, Repair

@@ -26,7 +26,7 @@ from tests.support.trainer.chat_templates import PLAIN, TEMPLATES, WITH_TOOLS, w
 from tests.support.trainer.tiny_native import model_section
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.data.chat.encode import IGNORED, Chat
-from vlmpipe.trainer.data.chat.make import make_chat
+from vlmpipe.trainer.data.chat.run_chat import make_chat
 from vlmpipe.trainer.data.loader import PackedLoader
 from vlmpipe.trainer.data.prepare.chunks.witness import digest_of
 from vlmpipe.trainer.data.prepare.fingerprint import fingerprint

@@ -23,9 +23,9 @@ from vlmpipe.trainer.config.model import IMAGE_TOKEN, ModelConfig
 from vlmpipe.trainer.errors import ConfigError
 from vlmpipe.trainer.models.attention.cu_seqlens import CuSeqlens
 from vlmpipe.trainer.models.hf.encoder import encoder_of, has_merger, merger_parts, names_from_end
+from vlmpipe.trainer.models.hf.encoder_output import StoredOutput, find_before_mergers, find_stored_output
 from vlmpipe.trainer.models.hf.model import HfVLM
 from vlmpipe.trainer.models.hf.processor import BLANK, PublishedImages, join, kind_of, needs_package, published_images
-from vlmpipe.trainer.models.hf.stored import StoredOutput, find_before_mergers, find_stored_output
 from vlmpipe.trainer.models.hf_native.pretrained import part_config
 from vlmpipe.trainer.models.layers.freeze import part_of
 from vlmpipe.trainer.models.layers.parameter_counts import fewer_layers

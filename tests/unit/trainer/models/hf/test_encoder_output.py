@@ -11,7 +11,7 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from tests.support.trainer.tiny_native import CONFIGS
 from vlmpipe.trainer.models.hf.encoder import encoder_of, layers_of, mergers_of, without_mergers
-from vlmpipe.trainer.models.hf.stored import StoredEncoder, encoder_output, find_before_mergers
+from vlmpipe.trainer.models.hf.encoder_output import StoredEncoder, encoder_output, find_before_mergers
 
 GRIDS = ((4, 6), (2, 4))  # of the images, in patches; the last one stands for a blank one too
 

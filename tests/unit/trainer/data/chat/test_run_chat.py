@@ -15,7 +15,7 @@ from vlmpipe.trainer.config.data import DataConfig
 from vlmpipe.trainer.config.model import ModelConfig
 from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.data.chat.encode import Chat
-from vlmpipe.trainer.data.chat.make import format_identity, make_chat, native_template
+from vlmpipe.trainer.data.chat.run_chat import format_identity, make_chat, native_template
 from vlmpipe.trainer.data.sample import Turn
 from vlmpipe.trainer.data.tokenize import pretrained_tokenizer
 from vlmpipe.trainer.errors import ConfigError
