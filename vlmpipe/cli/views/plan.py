@@ -374,7 +374,7 @@ def _remarks(*plans: PlanJson, also: Sequence[str] = (), verbose: bool) -> Itera
     if verbose:
         yield from _listed("Assumptions", assumed)
     elif assumed:
-        yield Text(f"{len(assumed)} assumptions of these figures: --verbose lists them.", style="dim")
+        yield Text(f"Assumptions of these figures: {len(assumed)}; --verbose lists them.", style="dim")
 
 
 def _listed(title: str, lines: Sequence[str]) -> Iterator[RenderableType]:
