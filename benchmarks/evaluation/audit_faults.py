@@ -114,7 +114,6 @@ class Files:
         content["evaluate"] = {"max_new_tokens": 4, "max_samples": 20, "controls": []}
         content |= {"gate": "none", "output": {"root_uri": str(folder / "root")}}
         content["cluster"] = {"replica_count": 1, "processes_per_replica": 1}
-        del content["gcp"]
         self.run_file.write_text(json.dumps(content), encoding="utf-8")  # which is YAML, too
 
     def train(self) -> None:

@@ -112,7 +112,6 @@ class Files:
         content["train"] |= {"seed": seed, "validate_every_steps": 0}
         content["evaluate"] = {"max_new_tokens": 8, "max_samples": 60, "controls": []}
         here = {"gate": "none", "cluster": {"replica_count": 1, "processes_per_replica": 1}}
-        del content["gcp"]
         return {**content, **here, "output": {"root_uri": str(self._root)}}
 
     def _write_questions(self) -> None:

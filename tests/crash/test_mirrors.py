@@ -160,7 +160,7 @@ class Gate(LocalStorage):
 @case(
     "mirror",
     "the first location is lost while training mirrors a checkpoint",
-    "the run goes on from the newest copy: it loses the steps that the lag names",
+    "the run continues from the newest copy: it loses the steps that the lag names",
 )
 def test_the_first_location_is_lost_during_a_copy(store: Storage, scratch: Path, tmp_path: Path) -> None:
     mirror = Gate(tmp_path / "mirror")

@@ -78,7 +78,7 @@ def _peak(case: Case, layout: str, scales: Scales) -> int:
     family = family_of(job.model)
     torch.manual_seed(0)
     lengths, spans = LAYOUTS[layout]
-    samples = CuSeqlens.of([lengths] * ROWS.rows, TOKENS, [spans] * ROWS.rows)
+    samples = CuSeqlens.of([lengths] * ROWS.sequences, TOKENS, [spans] * ROWS.sequences)
     with scales:
         model = family.skeleton(job.model, vocabulary=case.vocabulary)
         draw(model)

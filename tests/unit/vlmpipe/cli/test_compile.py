@@ -50,7 +50,7 @@ def test_compile_writes_one_file_for_each_run_file_where_it_can_run(vlmpipe: Vlm
     answer = vlmpipe("compile", DIGITS, "configs/llava-13b-fsdp.yaml", "train.epochs=2", "--output", str(tmp_path))
     assert answer.code == 0
     assert {path.name for path in tmp_path.iterdir()} == {"digits.local.yaml", "llava-13b-fsdp.vertex.yaml"}
-    assert f"for this machine alone; for --target vertex it also needs {MISSING}" in answer.out.replace("\n", " ")
+    assert f"for this machine alone; for --target vertex it also needs {MISSING}" in " ".join(answer.out.split())
 
 
 def test_a_project_from_env_sh_leaves_a_laptops_file_for_this_machine(vlmpipe: Vlmpipe, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_run_file_and_its_table_are_written_and_nothing_is_overwritten(vlmpipe
     place, path = as_class_folders(tmp_path / "things"), tmp_path / "things.yaml"
     answer = vlmpipe("init", "--data", str(place), "--output", str(path))
     assert answer.code == 0 and "a folder of images for each answer" in answer.out
-    assert f"{tmp_path}/things-data.csv written, 12 rows" in answer.out
+    assert f"{tmp_path}/things-data.csv written, 12 rows" in " ".join(answer.out.split())
     again = vlmpipe("init", "--data", str(place), "--output", str(path))
     assert again.code == 64 and "exists already" in again.err
     path.unlink()

@@ -28,7 +28,7 @@ def test_run_ends_with_results_and_what_to_type_next(vlmpipe: Vlmpipe, tmp_path:
     answer = vlmpipe("run", DIGITS, f"output.root_uri={tmp_path}", "--run-id", "mine", "--plain")
     assert answer.code == 0
     folder = tmp_path / "runs" / "mine"
-    said = [" ".join(line.split()) for line in answer.out.splitlines()]
+    said = " ".join(answer.out.split())
     for line in (
         "Starting run mine",
         "validation accuracy, 88 questions 94.0 %",
@@ -41,7 +41,7 @@ def test_run_ends_with_results_and_what_to_type_next(vlmpipe: Vlmpipe, tmp_path:
         f"report {folder}/report.html",
     ):
         assert line in said
-    assert f"vlmpipe status {folder} this summary again" in " ".join(said)
+    assert f"vlmpipe status {folder} this summary again" in said
 
 
 @pytest.mark.usefixtures("fake_pipeline")

@@ -82,7 +82,7 @@ def test_every_process_draws_the_same_micro_batches_and_no_two_of_them_are_equal
     for one, again in zip(steps[0], steps[2], strict=True):
         assert torch.equal(one.input_ids, again.input_ids) and torch.equal(one.images, again.images)
     batches = [*steps[0], *steps[1]]
-    assert batches[0].input_ids.shape == (ROWS.rows, ROWS.tokens)
+    assert batches[0].input_ids.shape == (ROWS.sequences, ROWS.tokens)
     assert len({tuple(batch.input_ids.flatten().tolist()) for batch in batches}) == 2 * MICRO_BATCHES
     assert len({tuple(batch.images.float().flatten().tolist()) for batch in batches}) == 2 * MICRO_BATCHES
     assert len({tuple(batch.label_ids.tolist()) for batch in batches}) == 2 * MICRO_BATCHES

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.paths import ROOT
-from vlmpipe.config.run_config import RunConfig, load_run_file
+from tests.support.pipelines.example_project import load_shipped
+from vlmpipe.config.run_config import RunConfig
 from vlmpipe.platforms.kubeflow.requirements import require_kubeflow
 from vlmpipe.platforms.vertex.requirements import require_vertex
 from vlmpipe.trainer.errors import ConfigError
@@ -14,7 +15,7 @@ TOKEN = "register.hub.token_secret=projects/my-project/secrets/hub"
 
 
 def config(*overrides: str, name: str = "digits", repo_id: str = "team/digits") -> RunConfig:
-    return load_run_file(ROOT / f"configs/{name}.yaml", [f"register.hub.repo_id={repo_id}", *overrides])
+    return load_shipped(ROOT / f"configs/{name}.yaml", [f"register.hub.repo_id={repo_id}", *overrides])
 
 
 @pytest.mark.parametrize("repo_id", ["digits", "team/digits/one", "team/di--gits", "te..am/digits", "team/digits.git"])
