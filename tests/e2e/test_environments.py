@@ -157,7 +157,7 @@ def test_compiles(name: str, tmp_path: Path, place: Path) -> None:
     assert output.is_file() is not row.code
 
 
-@pytest.mark.skipif(not WHOLE, reason="make test-whole runs it")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_runs(name: str, tmp_path: Path, place: Path) -> None:
     row, root = ROWS[name], tmp_path / ROOT_NAME

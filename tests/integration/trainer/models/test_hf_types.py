@@ -13,7 +13,6 @@ from transformers import AutoModelForImageTextToText
 
 from tests.support.hf.kinds import INSTALLED
 from tests.support.hf.publish import model_section, publish
-from tests.support.short_form import WHOLE
 from tests.support.trainer.native_models import write_data
 from tests.support.trainer.runs import losses, make_run, run_ranks, summary, train_runs
 from vlmpipe.trainer.checkpoint.sync import sync_run
@@ -25,7 +24,7 @@ from vlmpipe.trainer.strategies.context_parallel import require_context_parallel
 from vlmpipe.trainer.strategies.pipeline_parallel.requirement import require_stages
 from vlmpipe.trainer.strategies.tensor_parallel.plan import require_shardable
 
-pytestmark = pytest.mark.skipif(not WHOLE, reason="make test-whole runs it; test_hf has the way of one type")
+pytestmark = pytest.mark.slow  # test_hf has the way of one type
 REFUSED = ("paligemma",)
 RELATIVE = 1e-5
 
