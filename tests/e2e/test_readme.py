@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from tests.support.commands import blocks, command_lines, parse_vlmpipe
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, files_of_repository
 from vlmpipe.cli.app import app
 from vlmpipe.config.run_config import load_run_file
 from vlmpipe.config.validation_errors import RunFileError
@@ -24,7 +24,7 @@ from vlmpipe.config.validation_errors import RunFileError
 PAGES = [
     ROOT / "README.md",
     ROOT / "AGENTS.md",
-    *sorted(set((ROOT / "docs").rglob("*.md")) - set((ROOT / "docs/results").rglob("*.md"))),
+    *files_of_repository("docs/*.md"),
 ]
 COMMANDS = [(page, line) for page in PAGES for line in command_lines(page)]
 MAKE_TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, files_of_repository
 
 FOLDER = ROOT / "docs/decisions"
 DECISIONS = {path.name[:4]: path for path in FOLDER.glob("[0-9]*.md")}
@@ -42,8 +41,6 @@ def test_a_reference_is_recognized() -> None:
 
 
 def test_no_text_names_a_decision_that_is_not_there() -> None:
-    command = ["git", "ls-files", "-co", "--exclude-standard", *SUFFIXES]
-    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    paths = [ROOT / name for name in names if (ROOT / name).is_file() and ROOT / name != Path(__file__)]
+    paths = [path for path in files_of_repository(*SUFFIXES) if path != Path(__file__)]
     dead = {path: named_in(path.read_text(encoding="utf-8")) - DECISIONS.keys() for path in paths}
     assert {path: numbers for path, numbers in dead.items() if numbers} == {}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, files_of_repository
 from tests.support.trainer.tiny_runs import TINY, merged
 from tests.support.wheel import FOLDERS
 from vlmpipe.trainer.storage.local import LocalStorage
@@ -88,9 +88,8 @@ def test_ranks_load_their_modules_without_searches_for_cycles() -> None:
 
 def test_our_packages_are_imported_by_their_own_name_only() -> None:
     """`import trainer` from the top of a clone would load a second copy of each module."""
-    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     found = set()
-    sources = {path: (ROOT / path).read_text() for path in listed.splitlines()}
+    sources = {str(path.relative_to(ROOT)): path.read_text() for path in files_of_repository("*.py")}
     for path, source in sources.items():
         for node in ast.walk(ast.parse(source if MAY_IMPORT.search(source) else "")):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, files_of_repository
 
 CONF = ROOT / "docs/conf.py"
 ENTRY = re.compile(r"- \[([^]]+)\]\(_sources/([\w/-]+)\.md\.txt\)(?:: (.+))?")
@@ -26,7 +26,7 @@ def conf() -> dict[str, Any]:
 
 def test_every_page_is_listed_once_with_its_first_sentence(conf: dict[str, Any]) -> None:
     docs = ROOT / "docs"
-    paths = [path for path in docs.rglob("*.md") if "results" not in path.parts]
+    paths = files_of_repository("docs/*.md")
     pages = {str(path.relative_to(docs).with_suffix("")): path.read_text(encoding="utf-8") for path in paths}
     text = conf["llms_txt"](pages, conf["first_sentence"](pages["index"]))
     head, *sections = re.split(r"^## .+\n\n", text, flags=re.MULTILINE)

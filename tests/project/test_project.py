@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, files_of_repository
 from vlmpipe.config.sections.gcp import GcpConfig
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -64,14 +64,8 @@ def test_make_help_shows_every_target() -> None:
 
 def test_data_files_of_the_packages_are_installed() -> None:
     patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["*"]
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "pipelines", "components", "trainer"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    missed = [path for path in listed if Path(path).suffix != ".py" and not any(map(Path(path).match, patterns))]
+    paths = files_of_repository("pipelines", "components", "trainer")
+    missed = [path for path in paths if path.suffix != ".py" and not any(map(path.match, patterns))]
     assert missed == []
 
 
@@ -178,8 +172,14 @@ def test_every_fuzzed_law_is_of_a_target() -> None:
 
 def test_files_that_pages_name_are_there() -> None:
     """Pages of measurements name those of their day."""
-    pages = [ROOT / "README.md", *(page for page in (ROOT / "docs").rglob("*.md") if "results" not in page.parts)]
+    pages = files_of_repository("README.md", "docs/*.md")
     of_ours = re.compile(r"`((?:trainer|vlmpipe|pipelines|components|benchmarks|tests|docs|configs)/[\w./-]+\.\w+)`")
     named = {(str(page.relative_to(ROOT)), file) for page in pages for file in of_ours.findall(page.read_text("utf-8"))}
     assert len(named) > 50
     assert [each for each in sorted(named) if not (ROOT / each[1]).exists()] == []
+
+
+def test_laws_read_only_pages_of_the_repository() -> None:
+    """`make docs` copies pages of measurements under docs/: a law over all files there would fail after it."""
+    walk = re.compile(r'docs"\)?\.(?:rglob|walk)\(|docs\.rglob\(|glob\("docs/\*\*')
+    assert [path for path in files_of_repository("tests/*.py") if walk.search(path.read_text("utf-8"))] == []

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, files_of_repository
 
 PACKAGES = ("vlmpipe", "trainer", "pipelines", "components")
 SUFFIXES = {".py", ".yaml", ".j2"}
@@ -110,7 +110,7 @@ def test_docstrings_comments_and_messages_are_plain_english(package: str) -> Non
 
 
 def test_pages_are_plain_english() -> None:
-    pages = [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in TOP_PAGES)]
+    pages = files_of_repository("docs/*.md", *TOP_PAGES)
     assert len(pages) > 60
     texts = {page.relative_to(ROOT).as_posix(): prose(page.read_text("utf-8")) for page in pages}
     matches = {name: [match.group() for match in STOP_WORDS.finditer(text)] for name, text in texts.items()}
