@@ -32,6 +32,10 @@ class FeatureRules:
         """Yield fields with which the feature does not work, each with its problem."""
         yield from ()
 
+    def warnings(self, job: JobSections, *, has_gpus: bool) -> Iterator[tuple[str, str]]:
+        """Yield fields with a doubtful effect, each with its warning. has_gpus: whether the run file asks for GPUs."""
+        yield from ()
+
     def plan_notes(self, job: JobSections, trainable_parameters: int) -> Iterator[str]:
         """Yield notes on the plan of a run with the feature."""
         yield from ()

@@ -36,5 +36,3 @@ def _reasons(config: RunFields) -> Iterator[str]:
     for section in ("sweep", "tune"):
         if getattr(config, section):
             yield f"{section}, whose trainings register no model; expected null here, and it in the run of the best"
-    if config.train.in_pairs:
-        yield f"train.objective {config.train.objective}; expected sft, or null here"

@@ -28,9 +28,6 @@ def replay_problems(config: RunFields) -> Iterator[Problem]:
     if train.trainer:
         text = "found self with train.trainer, whose model vlmpipe does not generate with; expected a source with the "
         yield Problem(field, f"{text}answers, by uri")
-    if train.in_pairs:
-        text = f"found self with train.objective {train.objective}, which needs rejected answers; expected sft"
-        yield Problem(field, text)
     for section in ("sweep", "tune"):
         if getattr(config, section):
             text = f"found with replay: self, whose answers its jobs do not generate; expected {section} null, or the "

@@ -15,15 +15,12 @@ from vlmpipe.config.rules.replay import replay_problems
 from vlmpipe.config.rules.shared_prefix import shared_prefix_problems
 from vlmpipe.config.sections.cluster import FLEX_START_MAX_TIMEOUT_S, duration_s
 from vlmpipe.config.validation_errors import Problem
-from vlmpipe.trainer.config.data import NATIVE
 from vlmpipe.trainer.config.deepspeed_keys import NODE_COPY
-from vlmpipe.trainer.config.model import GRID_FAMILIES, MAX_ASPECT
+from vlmpipe.trainer.config.model import MAX_ASPECT
 from vlmpipe.trainer.config.strategies import DECOMPOSING
 from vlmpipe.trainer.config.train import best_problem
-from vlmpipe.trainer.hooks.rules import obstacles_to, rules_of
-from vlmpipe.trainer.models.video_file import MAX_FRAMES
+from vlmpipe.trainer.hooks.rules import rules_of
 from vlmpipe.trainer.sizing.deepspeed_config import node_copy_ranks
-from vlmpipe.trainer.sizing.image_grids import FRAMES_PER_PATCH
 from vlmpipe.trainer.storage.base import in_bucket
 
 if TYPE_CHECKING:
@@ -57,8 +54,6 @@ def section_problems(config: RunFields) -> Iterator[Problem]:
         refused = f"found {config.data.max_image_aspect:g} with model.family {model.family}"
         text = f"{refused}, whose images keep their shape; expected at most {MAX_ASPECT:g}"
         yield Problem("data.max_image_aspect", text)
-    if config.data.video == NATIVE:
-        yield from _video_problems(config)
     yield from _rank_problems(config)
     if not 0 < config.data.validation_fraction < 1:
         yield Problem(
@@ -97,28 +92,6 @@ def section_problems(config: RunFields) -> Iterator[Problem]:
             yield Problem("register.serving", text)
         if not config.gcp.project:
             yield Problem("gcp.project", f"{missing} the project that holds the model")
-
-
-def _video_problems(config: RunFields) -> Iterator[Problem]:
-    """Problems of videos that are not cut into images."""
-    model, data, text = config.model, config.data, ""
-    if model.image_kind != "grids":
-        grids = f"{' or '.join(GRID_FAMILIES)}, or hf with max_pixels"
-        text = f"with model.family {model.family}; expected {grids}, or frames"
-    elif reasons := obstacles_to("native_video", config):
-        text = reasons[0]
-    elif model.tokenizer.startswith("train:"):
-        text = f"with model.tokenizer {model.tokenizer}, which has no token of videos; expected a published one"
-    elif config.train.trainer:
-        text = "with train.trainer, whose program gets images; expected frames"
-    if text:
-        yield Problem("data.video", f"found native {text}")
-    if not FRAMES_PER_PATCH <= data.video_frames <= MAX_FRAMES:
-        text = f"found {data.video_frames} with data.video native; expected {FRAMES_PER_PATCH} to {MAX_FRAMES}"
-        yield Problem("data.video_frames", text)
-    if data.video_times:
-        text = "found true with data.video native, which gives times as the model's own processor does; expected false"
-        yield Problem("data.video_times", text)
 
 
 def _slice_problems(config: RunFields) -> Iterator[Problem]:
@@ -171,9 +144,6 @@ def _adapter_problems(config: RunFields) -> Iterator[Problem]:
         expected = f"expected one of {', '.join(DECOMPOSING)}, such as fsdp"
         text = f"found true with train.strategy {train.strategy}, which shards the weights it measures; {expected}"
         yield Problem("model.lora.use_dora", text)
-    if lora.use_dora and train.float8 != "none":
-        text = f"found {train.float8} with model.lora.use_dora, which measures the weights; expected none"
-        yield Problem("train.float8", text)
     if set(lora.parts) != {"language_model"} and train.tensor_parallel > 1:
         text = f"found with train.strategy {train.strategy}, which shards adapters of the language model only"
         yield Problem("model.lora.parts", f"{text}; expected [language_model], or a strategy such as fsdp")

@@ -1,4 +1,4 @@
-"""Rules of samples that share the prefix of their images (`data.share_prefix`), and of turns that do (`data.turns`)."""
+"""Rules of samples that share the prefix of their images (`data.share_prefix`)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ if TYPE_CHECKING:
 
 
 def shared_prefix_problems(config: RunFields) -> Iterator[Problem]:
-    """Yield the settings with which samples cannot share a prefix, or turns cannot be samples."""
+    """Yield the settings with which samples cannot share a prefix."""
     for obstacle in obstacles(config) if config.data.share_prefix == "on" else ():
         text = f"found on with {obstacle.found}; expected {obstacle.expected}. With off, {MEASURED}"
         yield Problem("data.share_prefix", text)
-    if config.data.turns == "independent" and config.train.in_pairs:
-        text = f"found independent with train.objective {config.train.objective}, whose pairs end a conversation"
-        yield Problem("data.turns", f"{text}; expected conversation, or sft")

@@ -10,6 +10,7 @@ from vlmpipe.config.validation_errors import Problem
 from vlmpipe.trainer.config.data import OWN_FORMAT
 from vlmpipe.trainer.config.deepspeed_keys import NODE_COPY
 from vlmpipe.trainer.config.train_fields import ONE_OF_TWO
+from vlmpipe.trainer.hooks.rules import rules_of
 from vlmpipe.trainer.sizing.deepspeed_config import node_copy_ranks, requested_copy_ranks
 from vlmpipe.trainer.storage.base import in_bucket
 
@@ -33,11 +34,6 @@ def setting_warnings(config: RunFields) -> Iterator[Problem]:
         yield Problem("data.stopping_strategy", "has no effect: the sources have no weights")
     if data.max_questions_per_image and data.share_prefix == "off":
         yield Problem("data.max_questions_per_image", "has no effect: only data.share_prefix puts samples together")
-    if data.slices and train.in_pairs:
-        text = (
-            f"compares generated answers, not the preferences of {train.objective}: preference_accuracy has no slices"
-        )
-        yield Problem("data.slices", text)
     if "shard_reading" in data.model_fields_set and not in_bucket(config.output.root_uri):
         yield Problem("data.shard_reading", "has no effect: output.root_uri is a folder, and shards are read in place")
     for name in config.tune.parameters if config.tune else ():
@@ -55,8 +51,9 @@ def setting_warnings(config: RunFields) -> Iterator[Problem]:
     yield from _rates_of_frozen_parts(config)
     if train.tower_activation_checkpointing and _freezes_tower(config.model):
         yield Problem("train.tower_activation_checkpointing", "has no effect: the tower is frozen (model.freeze)")
-    if train.float8 != "none" and not cluster.accelerator_count:
-        yield Problem("train.float8", "is emulated without GPUs: slower than bf16, for tests")
+    for rules in rules_of(config):
+        doubts = rules.warnings(config, has_gpus=bool(cluster.accelerator_count))
+        yield from (Problem(field, text) for field, text in doubts)
     nodes, node_ranks = cluster.replica_count, cluster.processes
     copies = requested_copy_ranks(train)
     if copies and not node_copy_ranks(train, nodes=nodes, node_ranks=node_ranks):
