@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 import pytest
 
+from tests.support.clock import replace_time
 from tests.support.crash.cases import case
 from tests.support.crash.world import (
     after_a_fault,
@@ -169,9 +171,8 @@ def test_file_times_do_not_matter(local: LocalStorage, scratch: Path) -> None:
 def test_clocks_that_are_off(
     hours: int, old: str, local: LocalStorage, scratch: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = storage.time.time_ns
     with monkeypatch.context() as patch:
-        patch.setattr(storage.time, "time_ns", lambda: real() + hours * 3600 * 10**9)
+        replace_time(patch, storage, time_ns=lambda: time.time_ns() + hours * 3600 * 10**9)
         newest = run_once(local, scratch, keep=2)
     assert newest > old and loaded(local, scratch).name == newest
     after_a_fault(local, scratch, allowed={newest})

@@ -13,8 +13,10 @@ from google.cloud.aiplatform_v1.types import PipelineJob
 
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.vertex.server import FakeVertex, Fault
+from tests.support.clock import replace_time
 from tests.support.vertex.runs import JOB, LINK, RUN, course, put, put_ladder, put_record
 from tests.support.vertex.submit_runs import Submit, submitter
+from vlmpipe.platforms.vertex import run as vertex_run
 from vlmpipe.rehearsal.vertex.scripted_runs import BEGUN, DONE, TRAINING, Move
 from vlmpipe.runs import watch
 from vlmpipe.runs.steps import Step
@@ -173,7 +175,7 @@ def test_watching_outlives_a_service_that_is_silent_for_a_while(
             started.faults.clear()
 
     monkeypatch.setattr(watch, "SERVICE_POLL_S", 77.0)
-    monkeypatch.setattr(watch.time, "sleep", nap)
+    replace_time(monkeypatch, watch, sleep=nap)
     answer = vlmpipe("status", RUN, "--watch", "--plain")
     assert (answer.code, answer.out.count("no answer, trying again")) == (1, 1)
 
@@ -184,7 +186,7 @@ def test_leaving_the_watch_leaves_the_run_alone(
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(watch.time, "sleep", interrupt)
+    replace_time(monkeypatch, watch, sleep=interrupt)
     answer = vlmpipe("status", RUN, "--watch", "--plain")
     assert (answer.code, "the run continues" in answer.err) == (130, True)
     assert not any("cancel" in request for request in started.requests)
@@ -254,7 +256,7 @@ def test_following_logs_prints_each_line_once_until_the_end(
         started.print(started.jobs[RUN], "train", "step 2", "step 3")
         course(started, Move({"train": "FAILED"}, "FAILED", "no"))
 
-    monkeypatch.setattr("vlmpipe.platforms.vertex.run.time.sleep", go_on)
+    replace_time(monkeypatch, vertex_run, sleep=go_on)
     answer = vlmpipe("logs", RUN, "--follow", "--last", "1")
     assert [line[-6:] for line in answer.out.splitlines()] == ["step 1", "step 2", "step 3"]
 

@@ -16,9 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.support import suite as suite_module
 from benchmarks.support.processes import announce, call
 from benchmarks.support.report import Side
 from benchmarks.support.suite import Bench, Part, Suite, cases_in_time
+from tests.support.clock import replace_time
 
 pytestmark = pytest.mark.slow  # benchmarks are no laws
 ENTRY_POINTS = ("bench_data", "bench_train", "bench_planner", "bench_checkpoint", "on_gpu")
@@ -47,7 +49,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     stopped = Clock()
-    monkeypatch.setattr(time, "monotonic", stopped)
+    replace_time(monkeypatch, suite_module, monotonic=stopped)
     return stopped
 
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from tests.fakes.cuda import CudaDevices
+from tests.support.clock import replace_time
 from tests.support.trainer.checkpoints import newest_good
 from tests.support.trainer.savers import DEADLINE_S, WORKER, Counter, at
 from vlmpipe.trainer.checkpoint import async_saver
@@ -147,7 +148,7 @@ def test_the_folder_of_a_failed_save_is_deleted_once_no_rank_writes_into_it(
     def write() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(async_saver.time, "sleep", rank_1_writes_on)
+    replace_time(monkeypatch, async_saver, sleep=rank_1_writes_on)
     saver._run(checkpoint_name(1, 2, "n" * 12), at(2), folder, Staging(folder), write, 0.0)
     assert seen == [True] and not folder.exists()
     assert saver._error is not None and saver._error.code == ExitCode.CANNOT_WRITE

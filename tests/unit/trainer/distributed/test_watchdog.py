@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.clock import replace_time
 from tests.support.paths import ROOT
 from vlmpipe.trainer.config.job import JobConfig, RunPaths
+from vlmpipe.trainer.distributed import watchdog as watchdog_module
 from vlmpipe.trainer.distributed.process import ProcessContext
 from vlmpipe.trainer.distributed.watchdog import STACKS_FOLDER, Watchdog, stacks_of_all_threads
 from vlmpipe.trainer.errors import ExitCode
@@ -129,7 +131,7 @@ def test_pauses_do_not_count_as_stalls(make: Make, ended: queue.SimpleQueue[int]
 
 def test_slow_steps_raise_the_limit_and_pauses_do_not(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     clock_s = 0.0
-    monkeypatch.setattr("vlmpipe.trainer.distributed.watchdog.time.monotonic", lambda: clock_s)
+    replace_time(monkeypatch, watchdog_module, monotonic=lambda: clock_s)
     watchdog = make(factor=20.0, floor_s=10.0)
     watchdog.close()  # no thread: this clock stands still
     for step in range(1, 6):

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.poor_file_system import ANSWERS, lacking
+from tests.support.clock import replace_time
 from tests.support.paths import ROOT
 from vlmpipe.runs.folders.lock import is_running, take_lock
 from vlmpipe.trainer.errors import ExitCode, UserError, from_os_error
@@ -159,8 +160,7 @@ def test_the_lock_file_of_another_machine_is_taken_over_once_it_stays_the_same(
     lease = tmp_path / "store/.tmp-lock-name-lease"
     lease.write_bytes(b"elsewhere 1 abc")
     clock = itertools.count()
-    monkeypatch.setattr(file_systems.time, "monotonic", lambda: float(next(clock)))
-    monkeypatch.setattr(file_systems.time, "sleep", lambda seconds: None)
+    replace_time(monkeypatch, file_systems, monotonic=lambda: float(next(clock)), sleep=lambda seconds: None)
     with exclusively(tmp_path / "store/name"):
         pass
     assert next(clock) > file_systems.LEASE_S and not lease.exists()
@@ -198,7 +198,7 @@ def test_a_lock_file_whose_holder_has_not_written_its_name_yet_is_waited_for(
         if len(waits) == 3:
             place.unlink()
 
-    monkeypatch.setattr(file_systems.time, "sleep", wait)
+    replace_time(monkeypatch, file_systems, sleep=wait)
     with file_systems._leased(place):
         assert len(waits) == 3
     assert not place.exists()

@@ -16,9 +16,11 @@ import pytest
 from tests.fakes.gcs.server import FakeGcs
 from tests.fakes.kubeflow_pipelines import FakePipelines
 from tests.fakes.kubernetes.api import FakeKubernetes
+from tests.support.clock import replace_time
 from tests.support.paths import ROOT
 from tests.support.pipelines.example_project import for_vertex
 from tests.support.vertex.submit_runs import APPROVED, Submit
+from vlmpipe.platforms.kubeflow import run as kubeflow_platform_run
 from vlmpipe.platforms.kubeflow.runs.client import TOKEN_VARIABLE, KubeflowRuns
 from vlmpipe.platforms.kubeflow.runs.logs import step_name
 from vlmpipe.platforms.kubeflow.runs.names import KubeflowRun, kubeflow_run
@@ -293,7 +295,7 @@ def test_followed_logs_print_each_line_once_until_the_end(
             cluster.run_pods[run.run_id]["wf-2"] = [("2026-11-27T05:00:02Z", "exact match 0.9")]
             pipelines.move(run.run_id, "SUCCEEDED", tasks=tasks)
 
-    monkeypatch.setattr("vlmpipe.platforms.kubeflow.run.time.sleep", go_on)
+    replace_time(monkeypatch, kubeflow_platform_run, sleep=go_on)
     answer = vlmpipe("logs", run.name, "--follow", "--last", "1")
     assert (answer.code, len(waits)) == (0, 2)
     assert answer.out.splitlines() == [

@@ -14,7 +14,7 @@ import pytest
 from tests.support.data.prepared import conversation, job_config, png, run_prepare
 from tests.support.data.web_server import Answer, WebServer
 from vlmpipe.trainer.config.job import JobConfig
-from vlmpipe.trainer.data.fetching.download import DownloadError
+from vlmpipe.trainer.data.fetching.download import DownloadError, with_retries
 from vlmpipe.trainer.data.fetching.folder import FOLDER, with_fetched_folder
 from vlmpipe.trainer.data.prepare.fetch_images import Fetched, fetch_images
 from vlmpipe.trainer.data.prepare.fingerprint import find_prepared
@@ -117,7 +117,7 @@ def test_what_cannot_be_fetched_is_rejected_with_its_reason_and_asked_no_more(we
 def test_an_image_that_comes_later_is_other_data(web: WebServer, tmp_path: Path, monkeypatch: Any) -> None:
     late = web.says("/late.png", *[Answer(status=500)] * 4, Answer(png(99)))
     config = config_of(tmp_path, [*pictures(web), late], max_reject_fraction=0.2)
-    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setitem(with_retries.__kwdefaults__, "first_wait_s", 0.0)
     first = run_prepare(config)
     assert first.counts["rejected"] == 2
     second = run_prepare(config)

@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import MEMORY
+from tests.support.clock import replace_time
 from tests.support.short_form import WHOLE
 from tests.support.trainer.checkpoints import ARCHIVE, record
 from tests.support.trainer.external_runs import ExternalRun, external_run
 from vlmpipe.trainer.checkpoint.attempts import step_of
 from vlmpipe.trainer.checkpoint.commit import committed
 from vlmpipe.trainer.errors import ConfigError
-from vlmpipe.trainer.external.checkpoints import gathering
+from vlmpipe.trainer.external.checkpoints import gathering, states
 from vlmpipe.trainer.external.checkpoints.gathering import NodeParts
 from vlmpipe.trainer.external.checkpoints.states import SavedStates, states_of
 from vlmpipe.trainer.storage.base import Storage
@@ -203,23 +204,32 @@ def test_nodes_end_once_the_first_needs_nothing_more(job: Job) -> None:
     assert not NodeParts(job.store, None, 3, []).answer(), "a parameter server is asked for nothing"
 
 
+def moving_clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A time in s that each wait moves on by five."""
+    now = [0.0]
+    for module in (gathering, states):
+        replace_time(
+            monkeypatch,
+            module,
+            monotonic=lambda: now[0],
+            sleep=lambda _: now.__setitem__(0, now[0] + 5.0),
+        )
+    return now
+
+
 @pytest.mark.parametrize("failed", [True, False])
 def test_a_node_whose_program_failed_does_not_wait_long_for_the_first(
     failed: bool, job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its end is what ends the job, while the other nodes may hang in a collective."""
-    now = [0.0]
-    monkeypatch.setattr(gathering.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(gathering.time, "sleep", lambda _: now.__setitem__(0, now[0] + 5.0))
+    now = moving_clock(monkeypatch)
     job.other.close(failed=failed)
     assert now[0] == (gathering.FAILED_LIMIT_S if failed else gathering.CLOSED_LIMIT_S)
     assert "has not said that it needs no more files" in capsys.readouterr().err
 
 
 def test_the_first_node_hurries_where_its_program_failed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(gathering.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(gathering.time, "sleep", lambda _: now.__setitem__(0, now[0] + 5.0))
+    now = moving_clock(monkeypatch)
     job.write(0, 5)
     job.name(5)
     job.chief.save_last(lambda: False, failed=True)

@@ -17,6 +17,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 
 from tests.fakes.hub import COMMIT, FakeHub, Repository, running_hub
 from tests.fakes.receiver import Receiver
+from tests.support.clock import replace_time
 from vlmpipe.trainer.config.weights.origin import WeightsConfig
 from vlmpipe.trainer.data.tokenize import make_tokenizer, pretrained_tokenizer
 from vlmpipe.trainer.errors import ExitCode, UserError
@@ -188,7 +189,7 @@ def test_each_fault_has_one_sentence_however_files_are_read(
 ) -> None:
     """None of them reads as the absence of a file, which has a default."""
     fault, failing, (code, found, fix) = FAULTS[name]
-    monkeypatch.setattr(client.time, "sleep", lambda seconds: None)
+    replace_time(monkeypatch, client, sleep=lambda seconds: None)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     original = Repository((*FILES,), contents=FILES)
     fault_of_reader = {}
@@ -233,7 +234,7 @@ def test_a_hub_that_fails_gives_no_part_of_a_models_files(
     files = {path.name: path.read_bytes() for path in (tmp_path / "published").iterdir()} | {"config.json": CONTENT}
     hub.repositories["org/model"] = Repository((*files,), contents=files)
     hf_hub_download("org/model", "tokenizer.json", cache_dir=tmp_path)
-    monkeypatch.setattr(client.time, "sleep", lambda seconds: None)
+    replace_time(monkeypatch, client, sleep=lambda seconds: None)
     hub.status, hub.only = 503, "/revision/main"
     for read in (lambda: pretrained_tokenizer("org/model"), lambda: _of_hub("org/model", "")):
         with pytest.raises(UserError, match="HTTP 503"):
@@ -263,7 +264,7 @@ def test_files_that_another_program_did_not_download_are_named_offline(
 def test_a_file_that_is_not_there_is_none_and_asked_for_once(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert published_json(MODEL, "generation_config.json") == {}
     assert hub.requests == ["/org/model/resolve/main/generation_config.json"]
-    monkeypatch.setattr(client.time, "sleep", lambda seconds: None)
+    replace_time(monkeypatch, client, sleep=lambda seconds: None)
     hub.status = 503
     assert published_json(MODEL, "generation_config.json") == {}, "a run that has all files continues without the hub"
 
@@ -272,7 +273,7 @@ def test_a_model_that_was_downloaded_before_is_read_offline_as_its_error_says(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert load_pretrained(AutoConfig, MODEL).model_type == "qwen2"
-    monkeypatch.setattr(client.time, "sleep", lambda seconds: None)
+    replace_time(monkeypatch, client, sleep=lambda seconds: None)
     hub.status = 503
     with pytest.raises(UserError, match="HTTP 503"):
         published_json(MODEL, "generation_config.json")  # which may be there
