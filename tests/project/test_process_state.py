@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.paths import ROOT, files_of_repository
 
 PACKAGES = ("vlmpipe", "trainer", "pipelines", "components")
 LINKS = ("vlmpipe/trainer/", "vlmpipe/pipelines/", "vlmpipe/components/")
@@ -72,3 +72,9 @@ def test_calls_and_assignments_are_found() -> None:
     assert list(set_for_all("import csv\ncsv.field_size_limit(1)\n")) == ["csv.field_size_limit"]
     assert list(set_for_all("Image.MAX_IMAGE_PIXELS = None\n")) == ["Image.MAX_IMAGE_PIXELS"]
     assert list(set_for_all("limit = Image.MAX_IMAGE_PIXELS\nrandom.Random(1).seed(2)\n")) == []
+
+
+def test_no_test_replaces_a_function_of_time_for_all_threads() -> None:
+    """Threads of servers in the same process would get it too: use `tests.support.clock.replace_time`."""
+    replaced = re.compile(r'setattr\([^\n]*\btime(?:\.|", "|, ")(?:sleep|monotonic|time|time_ns|perf_counter)"')
+    assert [path for path in files_of_repository("tests/*.py") if replaced.search(path.read_text("utf-8"))] == []

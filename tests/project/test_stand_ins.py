@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.support.paths import ROOT, files_of_repository
+from tests.support.paths import ROOT
 
 HERE = "tests/integration/fakes"
 RUNS = f"{HERE}/test_vertex.py::test_a_request_with_one_fault_is_refused_and_makes_nothing"
@@ -86,9 +86,3 @@ def test_the_test_of_a_stand_in_is_there(module: str) -> None:
     file, _, name = STAND_INS[module].partition("::")
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
-
-
-def test_no_test_replaces_a_function_of_time_for_all_threads() -> None:
-    """Threads of servers in the same process would get it too: use `tests.support.clock.replace_time`."""
-    replaced = re.compile(r'setattr\([^\n]*\btime(?:\.|", "|, ")(?:sleep|monotonic|time|time_ns|perf_counter)"')
-    assert [path for path in files_of_repository("tests/*.py") if replaced.search(path.read_text("utf-8"))] == []

@@ -1,4 +1,4 @@
-"""Rules of features: what a run file with a feature cannot ask for as well, and what its plan says."""
+"""Rules of features: what a run file with a feature cannot ask for as well, its warnings and the plan's notes."""
 
 from __future__ import annotations
 
